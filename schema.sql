@@ -1,0 +1,155 @@
+-- birkez, schema version 1.
+--
+-- These tables live in the app's own database, beside the app's tables. birkez touches nothing else in the file: not
+-- user_version, not application_id, not another table. They are not STRICT, since one STRICT table makes a whole file
+-- unreadable for SQLite before 3.37; the CHECKs hold the types instead. All times are integer milliseconds since
+-- 1970-01-01 UTC.
+--
+-- A script in any language may enqueue with
+--     INSERT INTO birkez_job (kind, key, payload) VALUES ('mail', 'invoice-17', '{"to":"…"}');
+-- on a connection with a busy timeout. Every other column has a default, and what it leaves out is filled in when a
+-- runner first looks at the row. `ON CONFLICT DO NOTHING` makes the script's own repeat harmless.
+
+-- One row. A program that knows a version below `oldest_writer` must not write to this file.
+CREATE TABLE birkez_version (
+    one           INTEGER PRIMARY KEY CHECK (one = 1),
+    version       INTEGER NOT NULL CHECK (typeof(version) = 'integer'),
+    oldest_writer INTEGER NOT NULL CHECK (typeof(oldest_writer) = 'integer' AND oldest_writer <= version)
+);
+
+-- One row per (kind, key), for as long as the key must be known: it stays when the payload and the result are retired.
+CREATE TABLE birkez_job (
+    id           INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused; order of enqueueing
+    kind         TEXT NOT NULL CHECK (typeof(kind) = 'text' AND length(CAST(kind AS BLOB)) BETWEEN 1 AND 128),
+    key          TEXT NOT NULL CHECK (typeof(key) = 'text' AND length(CAST(key AS BLOB)) BETWEEN 1 AND 512
+                                      AND instr(key, char(0)) = 0),
+    payload      TEXT CHECK (typeof(payload) IN ('text', 'blob', 'null')),  -- JSON; NULL once retired
+    shape        INTEGER NOT NULL DEFAULT 1 CHECK (typeof(shape) = 'integer'),  -- which form of the payload it is
+    -- A format byte and 16 bytes of SHA-256 over the content that must not change under a key. NULL: not computed yet.
+    fingerprint  BLOB CHECK (fingerprint IS NULL OR (typeof(fingerprint) = 'blob' AND length(fingerprint) = 17)),
+
+    -- 0 waiting, 1 parked, 2 done, 3 dead, 4 cancelled. *Running* is stored nowhere: it is waiting with a row in
+    -- birkez_lease.
+    state        INTEGER NOT NULL DEFAULT 0 CHECK (state IN (0, 1, 2, 3, 4)),
+    -- Where a waiting job stands. It exists so that no claim walks rows it cannot take; every change of state, run_at
+    -- or ordering_key sets it anew.
+    --   0 not yet looked at, or not yet due        1 claimable
+    --   2 behind the head of its ordering key      3 suspect: was claimed by a process that died, claimed by itself
+    --   4 belongs to the callers of `once`, never claimed by a runner
+    gate         INTEGER DEFAULT 0 CHECK (gate IN (0, 1, 2, 3, 4)),
+    run_at       INTEGER NOT NULL DEFAULT 0 CHECK (typeof(run_at) = 'integer'),  -- 0: as soon as it is looked at
+    priority     INTEGER NOT NULL DEFAULT 0 CHECK (typeof(priority) = 'integer'),  -- larger is sooner
+    ordering_key TEXT CHECK (typeof(ordering_key) IN ('text', 'null')),
+    version      INTEGER CHECK (typeof(version) IN ('integer', 'null')),
+
+    attempts     INTEGER NOT NULL DEFAULT 0 CHECK (attempts >= 0),  -- charged ones since enqueue, resume or replay
+    -- Fencing counter: the highest token that has been settled or taken back. Never reset, so tokens only rise.
+    claims       INTEGER NOT NULL DEFAULT 0 CHECK (claims >= 0),
+    deadline     INTEGER,        -- a failure after this ends the job; set by its first failed attempt
+    suspect      INTEGER,        -- when a process died that held this job; NULL: never, or settled since
+    reason       TEXT,           -- why it is parked
+    result       TEXT,           -- JSON; what a repeat of the key is answered with
+    result_note  TEXT,           -- why a done job has no result: 'too_large', 'unserialisable', 'retired'
+    error_class  TEXT,           -- of the last failure
+    error_text   TEXT,
+    created_at   INTEGER NOT NULL DEFAULT 0 CHECK (typeof(created_at) = 'integer'),
+    finished_at  INTEGER,
+
+    UNIQUE (kind, key),          -- what makes a job the same job
+    CHECK ((state = 0) = (gate IS NOT NULL)),
+    CHECK ((state IN (2, 3, 4)) = (finished_at IS NOT NULL)),
+    CHECK ((state = 1) = (reason IS NOT NULL))
+);
+
+-- What can be claimed now, in claiming order within a kind (the rowid ends every index, so id needs no column).
+CREATE INDEX birkez_job_claim ON birkez_job (kind, priority DESC, run_at) WHERE gate = 1;
+CREATE INDEX birkez_job_suspect ON birkez_job (kind, priority DESC, run_at) WHERE gate = 3;
+-- What becomes claimable by the passing of time.
+CREATE INDEX birkez_job_due ON birkez_job (run_at) WHERE gate = 0;
+
+-- One row per running job: the claim. A worker changes a job only while (job_id, runner, token) is here.
+CREATE TABLE birkez_lease (
+    job_id   INTEGER PRIMARY KEY,
+    runner   INTEGER NOT NULL,   -- birkez_runner.id
+    token    INTEGER NOT NULL,   -- above the job's `claims`; a later claim of the job always has a higher one
+    attempt  INTEGER NOT NULL,   -- number of this attempt; charged already if the job's `attempts` has reached it
+    since    INTEGER NOT NULL,
+    -- What a crash of this attempt means, so that whoever takes it back needs no handler to know:
+    -- 0 runs again, 1 is parked as unknown_outcome, 2 is dead.
+    on_crash INTEGER NOT NULL CHECK (on_crash IN (0, 1, 2))
+);
+
+-- Attempts that did not end well, and only those.
+CREATE TABLE birkez_attempt (
+    job_id     INTEGER NOT NULL,
+    token      INTEGER NOT NULL,
+    attempt    INTEGER NOT NULL,
+    class      TEXT NOT NULL,
+    text       TEXT NOT NULL,
+    charged    INTEGER NOT NULL CHECK (charged IN (0, 1)),
+    started_at INTEGER NOT NULL,
+    ended_at   INTEGER NOT NULL,
+    PRIMARY KEY (job_id, token)
+) WITHOUT ROWID;
+
+-- Who works on this file: a row per process and store, kept afterwards as history. A live one has no ended_at and holds
+-- an operating-system lock on <database>-birkez.d/<uuid>.lock; host and pid are for people to read.
+CREATE TABLE birkez_runner (
+    id         INTEGER PRIMARY KEY AUTOINCREMENT,
+    uuid       TEXT NOT NULL UNIQUE,
+    has_lock   INTEGER NOT NULL CHECK (has_lock IN (0, 1)),
+    boot       TEXT,             -- id of the boot it runs under, where the system has one
+    host       TEXT NOT NULL,
+    pid        INTEGER NOT NULL,
+    program    TEXT NOT NULL,
+    lease_ms   INTEGER NOT NULL CHECK (lease_ms > 0),
+    beat       INTEGER NOT NULL DEFAULT 0,  -- raised about every third of the lease; compared, never subtracted from a clock
+    started_at INTEGER NOT NULL,
+    heard_at   INTEGER NOT NULL,
+    ended_at   INTEGER,
+    ending     TEXT CHECK (ending IN ('stopped', 'gone'))
+);
+CREATE INDEX birkez_runner_live ON birkez_runner (id) WHERE ended_at IS NULL;
+
+-- A named schedule. Every occurrence up to `mark` has been dealt with.
+CREATE TABLE birkez_schedule (
+    id        INTEGER PRIMARY KEY,
+    name      TEXT NOT NULL UNIQUE,
+    calendar  TEXT NOT NULL,
+    zone      TEXT NOT NULL,     -- IANA name, or 'local'
+    born      TEXT NOT NULL,     -- occurrence ids compare as text: nominal local time, or UTC ending in Z
+    mark      TEXT NOT NULL,
+    failures  INTEGER NOT NULL DEFAULT 0,  -- of its mapping, in a row
+    error     TEXT,
+    error_at  INTEGER,
+    try_at    INTEGER            -- not before this, after a failure
+);
+
+-- What a schedule has made. UNIQUE (schedule, occurrence) is what keeps an occurrence from being made twice.
+CREATE TABLE birkez_occurrence (
+    schedule   INTEGER NOT NULL,
+    occurrence TEXT NOT NULL,
+    due_at     INTEGER NOT NULL,
+    made_at    INTEGER NOT NULL,
+    jobs       INTEGER NOT NULL, -- how many it mapped to
+    conflicts  TEXT,             -- keys it mapped to that exist with other content; not NULL needs attention
+    PRIMARY KEY (schedule, occurrence)
+) WITHOUT ROWID;
+
+-- Finished jobs by kind and state, raised once per transaction: counted, not scanned.
+CREATE TABLE birkez_count (
+    kind  TEXT NOT NULL,
+    state INTEGER NOT NULL,
+    n     INTEGER NOT NULL,
+    PRIMARY KEY (kind, state)
+) WITHOUT ROWID;
+
+-- For people and scripts: the six states in words.
+CREATE VIEW birkez_jobs AS
+SELECT job.id, job.kind, job.key,
+       CASE WHEN lease.job_id IS NOT NULL THEN 'running'
+            ELSE CASE job.state WHEN 0 THEN 'waiting' WHEN 1 THEN 'parked' WHEN 2 THEN 'done' WHEN 3 THEN 'dead'
+                                ELSE 'cancelled' END END AS state,
+       job.run_at, job.priority, job.attempts, job.reason, job.error_class, job.error_text, job.result,
+       job.created_at, job.finished_at, lease.since AS running_since, lease.runner
+FROM birkez_job AS job LEFT JOIN birkez_lease AS lease ON lease.job_id = job.id;

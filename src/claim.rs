@@ -1,0 +1,268 @@
+//! Claiming: which jobs, in which order, under which lease.
+
+use std::sync::Arc;
+
+use rusqlite::{OptionalExtension, Row, params, params_from_iter};
+
+use crate::enqueue::text;
+use crate::owner::Owner;
+use crate::pen::Group;
+use crate::retry::RetryPolicy;
+use crate::settle::Claim;
+use crate::sql;
+
+/// How many jobs of higher priority may start in front of a waiting lower one before that one gets a turn.
+const PATIENCE: u32 = 16;
+/// Payloads claimed in one transaction, in bytes: what is claimed ahead lies in memory.
+const PAYLOADS: usize = 4 << 20;
+/// Most rows let in at one look.
+const LET_IN: i64 = 1_000;
+
+/// What a crash of an attempt means; stands in the lease.
+const RUN_AGAIN: i64 = 0;
+const DEAD: i64 = 2;
+
+/// What a runner asks for.
+pub(crate) struct Wish<'a> {
+    pub owner: &'a Arc<Owner>,
+    /// Kinds that it handles and that are open, under all their names.
+    pub kinds: &'a [String],
+    /// Workers that can start at once.
+    pub idle: usize,
+    /// How many more may be claimed for those that will be free soon.
+    pub ahead: usize,
+    /// Whether a job of the kind may be claimed ahead.
+    pub may_wait: &'a dyn Fn(&str) -> bool,
+    /// Whether an attempt of the job still runs in this process, though it was given up.
+    pub runs_here: &'a dyn Fn(i64) -> bool,
+}
+
+/// Counts how often waiting jobs of lower priority were passed over.
+#[derive(Debug, Default)]
+pub(crate) struct Fairness {
+    passed_over: u32,
+    /// The priority that had its turn last; the next turn goes to the next lower one, round and round.
+    last: Option<i64>,
+}
+
+/// Lets in what has come due. True if there may be more.
+pub(crate) fn let_in(group: &mut Group<'_>) -> rusqlite::Result<bool> {
+    let let_in = group.statement(sql::LET_IN)?.execute(params![group.now, LET_IN])?;
+    Ok(i64::try_from(let_in).is_ok_and(|n| n >= LET_IN))
+}
+
+/// When the next job that is not yet due becomes so.
+pub(crate) fn next_due(group: &Group<'_>) -> rusqlite::Result<Option<i64>> {
+    group.statement(sql::NEXT_DUE)?.query_row([], |row| row.get(0)).optional()
+}
+
+/// Claims what the wish asks for, best first.
+pub(crate) fn claim(group: &Group<'_>, wish: &Wish<'_>, fairness: &mut Fairness) -> rusqlite::Result<Vec<Claim>> {
+    let mut best = candidates(group, wish)?;
+    if let Some(turn) = fairness.turn(group, wish, &best)?
+        && (wish.idle > 0 || (wish.may_wait)(&turn.kind))
+    {
+        if best.len() >= wish.idle + wish.ahead {
+            best.pop();
+        }
+        // Claimed ahead, it must not be overtaken again by what it has waited for.
+        best.push(Candidate { priority: i64::MAX, ..turn });
+    }
+    let mut claimed = Vec::with_capacity(best.len());
+    for candidate in best {
+        claimed.extend(take(group, wish.owner, candidate, RUN_AGAIN)?);
+    }
+    Ok(claimed)
+}
+
+/// The suspect that is to be claimed by itself, if it comes before every other job.
+///
+/// A suspect was held by a process that died. It is charged in its claim's commit; if it kills this process too, its
+/// lease says whether that was its last attempt, and nobody else is charged.
+pub(crate) fn claim_suspect(
+    group: &Group<'_>,
+    wish: &Wish<'_>,
+    policy: impl FnOnce(&str) -> RetryPolicy,
+) -> rusqlite::Result<Option<Claim>> {
+    let Some(suspect) = first(group, wish, true)? else { return Ok(None) };
+    if first(group, wish, false)?.is_some_and(|other| other.priority > suspect.priority) {
+        return Ok(None);
+    }
+    take_suspect(group, wish.owner, suspect, policy)
+}
+
+fn take_suspect(
+    group: &Group<'_>,
+    owner: &Arc<Owner>,
+    suspect: Candidate,
+    policy: impl FnOnce(&str) -> RetryPolicy,
+) -> rusqlite::Result<Option<Claim>> {
+    let attempt = suspect.attempts.saturating_add(1);
+    let on_crash = if policy(&suspect.kind).is_last(attempt) { DEAD } else { RUN_AGAIN };
+    group.statement(sql::CHARGE)?.execute(params![suspect.id, attempt])?;
+    take(group, owner, suspect, on_crash)
+}
+
+/// Claims one known job for a caller of `once`.
+pub(crate) fn claim_known(
+    group: &Group<'_>,
+    owner: &Arc<Owner>,
+    candidate: Candidate,
+    policy: RetryPolicy,
+) -> rusqlite::Result<Option<Claim>> {
+    match candidate.suspect {
+        true => take_suspect(group, owner, candidate, |_| policy),
+        false => take(group, owner, candidate, RUN_AGAIN),
+    }
+}
+
+/// A job that can be claimed.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    pub id: i64,
+    pub kind: String,
+    pub key: String,
+    pub payload: Option<String>,
+    pub shape: u32,
+    pub priority: i64,
+    pub run_at: i64,
+    pub attempts: u32,
+    pub claims: i64,
+    pub deadline: Option<i64>,
+    pub suspect: bool,
+    pub for_callers: bool,
+}
+
+impl Candidate {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Candidate> {
+        Ok(Candidate {
+            id: row.get(0)?,
+            kind: row.get(1)?,
+            key: row.get(2)?,
+            payload: text(row, 3)?,
+            shape: row.get(4)?,
+            priority: row.get(5)?,
+            run_at: row.get(6)?,
+            attempts: row.get(7)?,
+            claims: row.get(8)?,
+            deadline: row.get(9)?,
+            suspect: row.get::<_, i64>(10)? == 3,
+            for_callers: false,
+        })
+    }
+}
+
+/// As many as the wish has room for. It stops at the first that may not be claimed ahead: passing it over would start
+/// what comes after it first.
+fn candidates(group: &Group<'_>, wish: &Wish<'_>) -> rusqlite::Result<Vec<Candidate>> {
+    let mut found = Vec::with_capacity((wish.idle + wish.ahead).min(256));
+    let mut bytes = 0;
+    let mut statement = group.statement(&sql::candidates(wish.kinds.len(), false))?;
+    let mut rows = statement.query(params_from_iter(wish.kinds))?;
+    while found.len() < wish.idle + wish.ahead && bytes < PAYLOADS {
+        let Some(row) = rows.next()? else { break };
+        let candidate = Candidate::read(row)?;
+        if (wish.runs_here)(candidate.id) {
+            continue;
+        }
+        if found.len() >= wish.idle && !(wish.may_wait)(&candidate.kind) {
+            break;
+        }
+        bytes += candidate.payload.as_ref().map_or(0, String::len);
+        found.push(candidate);
+    }
+    Ok(found)
+}
+
+fn first(group: &Group<'_>, wish: &Wish<'_>, suspects: bool) -> rusqlite::Result<Option<Candidate>> {
+    let mut statement = group.statement(&sql::candidates(wish.kinds.len(), suspects))?;
+    let mut rows = statement.query(params_from_iter(wish.kinds))?;
+    while let Some(row) = rows.next()? {
+        let candidate = Candidate::read(row)?;
+        if !(wish.runs_here)(candidate.id) {
+            return Ok(Some(candidate));
+        }
+    }
+    Ok(None)
+}
+
+fn take(
+    group: &Group<'_>,
+    owner: &Arc<Owner>,
+    candidate: Candidate,
+    on_crash: i64,
+) -> rusqlite::Result<Option<Claim>> {
+    let attempt = candidate.attempts.saturating_add(1);
+    let taken: Option<i64> = group
+        .statement(sql::CLAIM)?
+        .query_row(params![candidate.id, owner.id, candidate.claims + 1, attempt, group.now, on_crash], |row| row.get(0))
+        .optional()?;
+    Ok(taken.map(|token| Claim {
+        id: candidate.id,
+        kind: candidate.kind,
+        key: candidate.key,
+        payload: candidate.payload,
+        shape: candidate.shape,
+        priority: candidate.priority,
+        run_at: candidate.run_at,
+        attempt,
+        token,
+        since: group.now,
+        deadline: candidate.deadline,
+        suspect: candidate.suspect,
+        for_callers: candidate.for_callers,
+        owner: Arc::clone(owner),
+    }))
+}
+
+impl Fairness {
+    /// The job whose turn it is, after enough others have started in front of it.
+    fn turn(
+        &mut self,
+        group: &Group<'_>,
+        wish: &Wish<'_>,
+        taken: &[Candidate],
+    ) -> rusqlite::Result<Option<Candidate>> {
+        let Some(top) = taken.iter().map(|candidate| candidate.priority).max() else { return Ok(None) };
+        let Some(below) = level_below(group, wish, top)? else {
+            self.passed_over = 0;
+            return Ok(None);
+        };
+        let in_front = taken.iter().filter(|candidate| candidate.priority > below).count();
+        self.passed_over = self.passed_over.saturating_add(u32::try_from(in_front).unwrap_or(u32::MAX));
+        if self.passed_over < PATIENCE || taken.iter().any(|candidate| candidate.priority <= below) {
+            return Ok(None);
+        }
+        self.passed_over = 0;
+        let level = match self.last {
+            Some(last) => level_below(group, wish, last.min(top))?.unwrap_or(below),
+            None => below,
+        };
+        self.last = Some(level);
+        oldest_at(group, wish, level)
+    }
+}
+
+fn level_below(group: &Group<'_>, wish: &Wish<'_>, priority: i64) -> rusqlite::Result<Option<i64>> {
+    let mut best: Option<i64> = None;
+    for kind in wish.kinds {
+        let mut ask = group.statement(sql::PRIORITY_BELOW)?;
+        let found: Option<i64> = ask.query_row(params![kind, priority], |row| row.get(0)).optional()?;
+        best = best.max(found);
+    }
+    Ok(best)
+}
+
+fn oldest_at(group: &Group<'_>, wish: &Wish<'_>, priority: i64) -> rusqlite::Result<Option<Candidate>> {
+    let mut oldest: Option<Candidate> = None;
+    for kind in wish.kinds {
+        let mut ask = group.statement(sql::CANDIDATE_AT)?;
+        let found = ask.query_row(params![kind, priority], Candidate::read).optional()?;
+        oldest = match (oldest, found) {
+            (Some(one), Some(other)) if (other.run_at, other.id) < (one.run_at, one.id) => Some(other),
+            (None, found) => found,
+            (one, _) => one,
+        };
+    }
+    Ok(oldest.filter(|candidate| !(wish.runs_here)(candidate.id)))
+}

@@ -1,0 +1,96 @@
+//! Attempts that have ended and wait to be written: the first thing in every transaction of the pen.
+//!
+//! A transaction that fails keeps them for the next. Writing one twice, after a COMMIT that only seemed to fail, is
+//! harmless: the file tells that it has been applied.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use crate::clock::Clock;
+use crate::fault::StorageFault;
+use crate::outcome::{Ended, Facts, Settlement, decide};
+use crate::pen::{Group, Rider};
+use crate::retry::RetryPolicy;
+use crate::settle::{Claim, Settled, settle};
+
+/// Most of them that one transaction writes.
+const AT_ONCE: usize = 1_024;
+
+/// An attempt that has ended.
+pub(crate) struct Ending {
+    pub claim: Arc<Claim>,
+    pub ended: Ended,
+    pub policy: RetryPolicy,
+    /// Told what came of it, once that is committed.
+    pub told: Option<Arc<OnceLock<Settled>>>,
+}
+
+pub(crate) struct Endings {
+    clock: Arc<dyn Clock>,
+    send: Sender<Ending>,
+    receive: Receiver<Ending>,
+    /// In the transaction that is open, or left from one that failed.
+    in_hand: Mutex<Vec<(Ending, Option<Settled>)>>,
+}
+
+impl Endings {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Endings {
+        let (send, receive) = unbounded();
+        Endings { clock, send, receive, in_hand: Mutex::default() }
+    }
+
+    pub(crate) fn push(&self, ending: Ending) {
+        // The receiver lives as long as this does.
+        let _ = self.send.send(ending);
+    }
+
+    /// Whether all that was pushed is in the file.
+    pub(crate) fn is_empty(&self) -> bool {
+        let in_hand = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        self.receive.is_empty() && in_hand.is_empty()
+    }
+
+    fn settlement(&self, ending: &Ending, now: i64) -> Settlement {
+        decide(
+            ending.ended.clone(),
+            &Facts {
+                attempt: ending.claim.attempt,
+                since: ending.claim.since,
+                now,
+                deadline: ending.claim.deadline,
+                policy: &ending.policy,
+                random: self.clock.random(),
+            },
+        )
+    }
+}
+
+impl Rider for Endings {
+    fn open(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
+        let mut in_hand = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = AT_ONCE.saturating_sub(in_hand.len());
+        in_hand.extend(self.receive.try_iter().take(room).map(|ending| (ending, None)));
+        for (ending, settled) in in_hand.iter_mut() {
+            let settlement = self.settlement(ending, group.now);
+            *settled = Some(settle(group, &ending.claim, &settlement)?);
+        }
+        Ok(())
+    }
+
+    fn committed(&self, outcome: Result<(), &StorageFault>) {
+        if outcome.is_err() {
+            return;
+        }
+        for (ending, settled) in self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let settled = settled.unwrap_or(Settled::LeaseLost);
+            if settled == Settled::LeaseLost && ending.ended != Ended::GivenBack {
+                let Claim { id, kind, token, .. } = &*ending.claim;
+                tracing::warn!(job = id, kind, token, "a late result was refused: the lease had been lost");
+            }
+            if let Some(told) = ending.told {
+                let _ = told.set(settled);
+            }
+        }
+    }
+}

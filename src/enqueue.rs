@@ -1,0 +1,313 @@
+//! Storing a job under its key, or meeting the one that is there.
+
+use std::collections::HashMap;
+
+use rusqlite::{OptionalExtension, Row, params};
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::failure::Class;
+use crate::fingerprint::Fingerprint;
+use crate::job::{Enqueued, Failure, Job, JobRef, Standing, State, check_name, instant};
+use crate::pen::{Group, OpResult};
+use crate::sql;
+
+/// A job as it is written: encoded, checked, and free of the user's code.
+#[derive(Clone, Debug)]
+pub(crate) struct NewJob {
+    pub kind: &'static str,
+    former: &'static [&'static str],
+    pub key: String,
+    payload: String,
+    shape: u32,
+    fingerprint: Fingerprint,
+    priority: i32,
+    run_at: Option<i64>,
+    ordering_key: Option<String>,
+    version: Option<i64>,
+    /// Recomputes the fingerprint of a stored payload as today's type sees it.
+    recompute: fn(u32, &str) -> Option<Fingerprint>,
+}
+
+impl NewJob {
+    /// Encodes `job`; whatever is wrong with it is found here, before any write.
+    pub(crate) fn encode<J: Job>(job: &J, payload_limit: usize) -> Result<NewJob> {
+        let key = job.key();
+        check_name(J::KIND, &key)?;
+        let unreadable = |source: serde_json::Error| Error::PayloadInvalid {
+            kind: J::KIND.to_owned(),
+            key: key.clone(),
+            source: source.into(),
+        };
+        let payload = serde_json::to_string(job).map_err(unreadable)?;
+        if payload.len() > payload_limit {
+            let (kind, size) = (J::KIND.to_owned(), payload.len());
+            return Err(Error::PayloadTooLarge { kind, key, size, limit: payload_limit });
+        }
+        let fingerprint = match job.fingerprint() {
+            Some(content) => Fingerprint::of(&content),
+            // From the text, as any later comparison will see it.
+            None => Fingerprint::of(&serde_json::from_str(&payload).map_err(unreadable)?),
+        };
+        Ok(NewJob {
+            kind: J::KIND,
+            former: J::FORMER_KINDS,
+            key,
+            payload,
+            shape: J::SHAPE,
+            fingerprint,
+            priority: job.priority(),
+            run_at: job.run_at().map(|at| at.timestamp_millis()),
+            ordering_key: job.ordering_key(),
+            version: job.version(),
+            recompute: recompute::<J>,
+        })
+    }
+}
+
+/// Decodes a stored payload, upgraded first where it has an older shape.
+pub(crate) fn decode<J: Job>(shape: u32, payload: &str) -> anyhow::Result<J> {
+    if shape == J::SHAPE {
+        return Ok(serde_json::from_str(payload)?);
+    }
+    anyhow::ensure!(shape < J::SHAPE, "payload has shape {shape}, this program knows shapes up to {}", J::SHAPE);
+    let upgraded = J::upgrade(shape, serde_json::from_str(payload)?)?;
+    Ok(serde_json::from_value(upgraded)?)
+}
+
+fn recompute<J: Job>(shape: u32, payload: &str) -> Option<Fingerprint> {
+    let job = decode::<J>(shape, payload).ok()?;
+    let content = match job.fingerprint() {
+        Some(content) => content,
+        None => serde_json::from_str::<Value>(&serde_json::to_string(&job).ok()?).ok()?,
+    };
+    Some(Fingerprint::of(&content))
+}
+
+/// The answer of the file about one job.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub id: i64,
+    pub fresh: bool,
+    pub compared: bool,
+    pub row: Known,
+}
+
+/// What is known of a job that exists.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub id: i64,
+    pub kind: String,
+    pub payload: Option<String>,
+    pub shape: u32,
+    fingerprint: Option<Vec<u8>>,
+    pub state: State,
+    /// It belongs to the callers of `once`.
+    pub for_callers: bool,
+    pub run_at: i64,
+    pub attempts: u32,
+    pub reason: Option<String>,
+    result: Option<String>,
+    result_note: Option<String>,
+    error_class: Option<String>,
+    error_text: Option<String>,
+    /// Who holds its lease.
+    pub holder: Option<i64>,
+    pub claims: i64,
+    pub is_suspect: bool,
+    pub deadline: Option<i64>,
+}
+
+impl Known {
+    pub(crate) fn read(row: &Row<'_>) -> rusqlite::Result<Known> {
+        let holder: Option<i64> = row.get(14)?;
+        Ok(Known {
+            id: row.get(0)?,
+            kind: row.get(1)?,
+            payload: text(row, 2)?,
+            shape: row.get(3)?,
+            fingerprint: row.get(4)?,
+            state: State::stored(row.get(5)?, holder.is_some()),
+            for_callers: row.get::<_, Option<i64>>(6)? == Some(4),
+            run_at: row.get(7)?,
+            attempts: row.get(8)?,
+            reason: row.get(9)?,
+            result: text(row, 10)?,
+            result_note: row.get(11)?,
+            error_class: row.get(12)?,
+            error_text: row.get(13)?,
+            holder,
+            claims: row.get(15)?,
+            is_suspect: row.get::<_, Option<i64>>(16)?.is_some(),
+            deadline: row.get(17)?,
+        })
+    }
+
+    pub(crate) fn job_ref(&self) -> JobRef {
+        JobRef { id: self.id, state: self.state }
+    }
+
+    pub(crate) fn failure(&self) -> Failure {
+        Failure {
+            class: Class::stored(self.error_class.as_deref().unwrap_or_default()),
+            text: self.error_text.clone().unwrap_or_default(),
+        }
+    }
+
+    /// The stored output, decoded.
+    pub(crate) fn output<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<T> {
+        let (kind, key) = (self.kind.clone(), key.to_owned());
+        match &self.result {
+            Some(result) => serde_json::from_str(result)
+                .map_err(|source| Error::ResultUnreadable { kind, key, source: source.into() }),
+            None => {
+                let note = self.result_note.clone().unwrap_or_else(|| "retired".to_owned());
+                Err(Error::ResultGone { kind, key, note })
+            }
+        }
+    }
+
+    fn standing<T: serde::de::DeserializeOwned>(&self, key: &str) -> Standing<T> {
+        match self.state {
+            State::Waiting => Standing::Waiting { run_at: instant(self.run_at), attempts: self.attempts },
+            State::Running => Standing::Running,
+            State::Parked => Standing::Parked { reason: self.reason.clone().unwrap_or_default() },
+            State::Done => Standing::Done(self.output(key)),
+            State::Dead => Standing::Dead(self.failure()),
+            State::Cancelled => Standing::Cancelled,
+        }
+    }
+}
+
+/// Text that another language may have bound as bytes.
+pub(crate) fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<String>> {
+    use rusqlite::types::ValueRef;
+    Ok(match row.get_ref(column)? {
+        ValueRef::Null => None,
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        other => Some(format!("{other:?}")),
+    })
+}
+
+impl Answer {
+    pub(crate) fn typed<J: Job>(&self, key: &str) -> Enqueued<J::Output> {
+        Enqueued { id: self.id, fresh: self.fresh, compared: self.compared, standing: self.row.standing(key) }
+    }
+}
+
+/// A stored payload that must be looked at by the user's code, which does not run while the pen is held.
+#[derive(Debug)]
+pub(crate) struct ToCompare {
+    id: i64,
+    shape: u32,
+    payload: String,
+    recompute: fn(u32, &str) -> Option<Fingerprint>,
+}
+
+/// Fingerprints of stored payloads as today's types see them; `None` where they cannot tell.
+pub(crate) type Compared = HashMap<i64, Option<Fingerprint>>;
+
+pub(crate) fn compare(questions: Vec<ToCompare>, known: &mut Compared) {
+    for question in questions {
+        known.insert(question.id, (question.recompute)(question.shape, &question.payload));
+    }
+}
+
+/// What storing a job came to.
+pub(crate) enum Stored {
+    Answered(Box<Answer>),
+    MustCompare(ToCompare),
+}
+
+/// Inserts `job`, or meets the one that has its key. `for_callers` makes it one that no runner claims.
+pub(crate) fn store(group: &mut Group<'_>, job: &NewJob, compared: &Compared, for_callers: bool) -> OpResult<Stored> {
+    for kind in job.former {
+        if let Some(known) = find(group, kind, &job.key)? {
+            return meet(group, job, known, compared);
+        }
+    }
+    let run_at = job.run_at.unwrap_or(group.now);
+    let gate = match for_callers {
+        true => 4,
+        false => i64::from(run_at <= group.now),
+    };
+    let inserted = group.statement(sql::INSERT_JOB)?.execute(params![
+        job.kind,
+        job.key,
+        job.payload,
+        job.shape,
+        job.fingerprint.bytes(),
+        gate,
+        run_at,
+        job.priority,
+        job.ordering_key,
+        job.version,
+        group.now,
+    ])?;
+    if inserted == 1 {
+        if !for_callers {
+            group.note_due(run_at);
+        }
+        return Ok(Stored::Answered(Box::new(fresh(group.tx().last_insert_rowid(), job, run_at, for_callers))));
+    }
+    match find(group, job.kind, &job.key)? {
+        Some(known) => meet(group, job, known, compared),
+        // The row that was in the way has gone within one transaction: a trigger of the app's.
+        None => Err(rusqlite::Error::QueryReturnedNoRows.into()),
+    }
+}
+
+pub(crate) fn find(group: &Group<'_>, kind: &str, key: &str) -> rusqlite::Result<Option<Known>> {
+    group.statement(sql::JOB_BY_KEY)?.query_row([kind, key], Known::read).optional()
+}
+
+fn fresh(id: i64, job: &NewJob, run_at: i64, for_callers: bool) -> Answer {
+    let row = Known {
+        id,
+        kind: job.kind.to_owned(),
+        payload: None,
+        shape: job.shape,
+        fingerprint: None,
+        state: State::Waiting,
+        for_callers,
+        run_at,
+        attempts: 0,
+        reason: None,
+        result: None,
+        result_note: None,
+        error_class: None,
+        error_text: None,
+        holder: None,
+        claims: 0,
+        is_suspect: false,
+        deadline: None,
+    };
+    Answer { id, fresh: true, compared: true, row }
+}
+
+fn meet(group: &Group<'_>, job: &NewJob, known: Known, compared: &Compared) -> OpResult<Stored> {
+    let new = job.fingerprint.bytes();
+    let same = |row: Known, compared| Ok(Stored::Answered(Box::new(Answer { id: row.id, fresh: false, compared, row })));
+    if known.fingerprint.as_deref() == Some(new) {
+        return same(known, true);
+    }
+    let reused =
+        |row: &Known| Error::KeyReused { kind: job.kind.to_owned(), key: job.key.clone(), existing: row.job_ref() };
+    let Some(payload) = &known.payload else {
+        return if known.shape == job.shape { Err(reused(&known).into()) } else { same(known, false) };
+    };
+    match compared.get(&known.id) {
+        None => Ok(Stored::MustCompare(ToCompare {
+            id: known.id,
+            shape: known.shape,
+            payload: payload.clone(),
+            recompute: job.recompute,
+        })),
+        Some(Some(stored)) => {
+            group.statement(sql::SET_FINGERPRINT)?.execute(params![known.id, stored.bytes()])?;
+            if stored.bytes() == new { same(known, true) } else { Err(reused(&known).into()) }
+        }
+        Some(None) if known.shape == job.shape => Err(reused(&known).into()),
+        Some(None) => same(known, false),
+    }
+}

@@ -1,0 +1,520 @@
+//! Everything that can go wrong, in one enum with stable codes.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use serde::ser::{SerializeStruct, Serializer};
+
+use crate::job::{JobRef, State};
+
+/// A result of this library.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// What went wrong: the message says the act and the object, [`source`](std::error::Error::source) the cause.
+///
+/// Each variant has a stable [`code`](Error::code). Serialised, an error is one shape for endpoints and scripts:
+/// `{"code", "message", "kind", "key", "retryable"}`.
+///
+/// | code | when | again? |
+/// | --- | --- | --- |
+/// | `KEY_REQUIRED`, `KEY_TOO_LONG`, `KEY_INVALID`, `KIND_INVALID` | the job's name cannot be one | no |
+/// | `PAYLOAD_TOO_LARGE`, `PAYLOAD_INVALID` | the payload was refused before any write | no |
+/// | `KEY_REUSED` | the key names a job with other content; nothing changed | no |
+/// | `IN_PROGRESS` | the job is running elsewhere | yes |
+/// | `NOT_FOR_CALLERS` | `once` on a job that was enqueued for runners | no |
+/// | `FAILED` | the closure of `once` failed; the attempt is on record | as its class says |
+/// | `DEAD`, `CANCELLED`, `PARKED` | `once` on a job in that state | no |
+/// | `RESULT_GONE`, `RESULT_UNREADABLE` | the job is done, its output is not to be had | no |
+/// | `LEASE_LOST` | the job was taken from this worker; nothing was written | no |
+/// | `ALREADY_SETTLED` | a second `commit`, or one after the attempt was settled | no |
+/// | `OUTPUT_MISMATCH` | `commit` was given a value that is not the job's `Output` | no |
+/// | `INSIDE_TRANSACTION` | a writing call inside a transaction closure; the message names the right one | no |
+/// | `TRANSACTION_ENDED` | a closure ended the transaction it was given; what it wrote is rolled back or its own | no |
+/// | `BUSY` | another connection held the file for the whole busy deadline | yes |
+/// | `DISK_FULL` | nothing was stored | yes |
+/// | `OUTCOME_UNKNOWN` | COMMIT failed; repeating under the same key is safe | yes |
+/// | `INTERRUPTED` | a closure held the writer lock too long | no |
+/// | `NOT_WAL`, `NOT_A_DATABASE`, `NOT_A_FILE`, `DAMAGED`, `UNWRITABLE`, `NEWER_SCHEMA`, `FOREIGN_SCHEMA`, `ENGINE_TOO_OLD` | the file or the engine is not fit | no |
+/// | `DUPLICATE_KIND`, `TOO_MANY_KINDS`, `SCHEDULE_INVALID` | a runner was described wrongly | no |
+/// | `STOPPED` | the runner has ended | no |
+/// | `IO`, `STORAGE` | anything else of the system or of SQLite | no |
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The job's key is empty.
+    #[error("a job of kind `{kind}` has an empty key: a key is taken from the work itself")]
+    KeyRequired {
+        /// Kind of the job.
+        kind: String,
+    },
+    /// The key is longer than 512 bytes.
+    #[error("the key of a job of kind `{kind}` is {size} bytes long; at most {limit} are kept")]
+    KeyTooLong {
+        /// Kind of the job.
+        kind: String,
+        /// Length of the key in bytes.
+        size: usize,
+        /// The most that is allowed.
+        limit: usize,
+    },
+    /// The key holds a NUL.
+    #[error("the key of a job of kind `{kind}` holds a NUL character")]
+    KeyInvalid {
+        /// Kind of the job.
+        kind: String,
+    },
+    /// The kind is empty, longer than 128 bytes, or holds a control character.
+    #[error("`{}` cannot be the name of a kind: it must be 1 to 128 bytes without control characters", .kind.escape_debug())]
+    KindInvalid {
+        /// The name that was refused.
+        kind: String,
+    },
+    /// The payload is over the store's limit.
+    #[error("the payload of `{kind}` `{key}` is {size} bytes; this store takes at most {limit}")]
+    PayloadTooLarge {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// Size of the payload in bytes.
+        size: usize,
+        /// The most that is allowed.
+        limit: usize,
+    },
+    /// The payload cannot be written as JSON.
+    #[error("the payload of `{kind}` `{key}` cannot be serialised")]
+    PayloadInvalid {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// What the serialiser said.
+        source: Cause,
+    },
+    /// The key exists with other content. Nothing was changed.
+    #[error("`{kind}` `{key}` exists with other content (job {}, {})", .existing.id, .existing.state)]
+    KeyReused {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// The job that has the key.
+        existing: JobRef,
+    },
+    /// The job is running elsewhere.
+    #[error("`{kind}` `{key}` is running elsewhere (job {id})")]
+    InProgress {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// The running job.
+        id: i64,
+    },
+    /// [`Store::once`](crate::Store::once) was called for a job that was enqueued for runners.
+    #[error("`{kind}` `{key}` was enqueued for runners and is {} (job {}); `once` does not run it", .existing.state, .existing.id)]
+    NotForCallers {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// The job that has the key.
+        existing: JobRef,
+    },
+    /// The closure of [`Store::once`](crate::Store::once) failed. The attempt is on record.
+    #[error("`{kind}` `{key}` failed as {class} in attempt {attempt}: {text}")]
+    Failed {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// Class of the failure.
+        class: String,
+        /// What the closure said.
+        text: String,
+        /// Number of the attempt.
+        attempt: u32,
+        /// Whether the next `once` may run it again.
+        retryable: bool,
+    },
+    /// The job gave up. This is its stored error.
+    #[error("`{kind}` `{key}` is dead ({class}): {text}")]
+    Dead {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// Class of its last failure.
+        class: String,
+        /// Text of its last failure.
+        text: String,
+    },
+    /// The job was cancelled.
+    #[error("`{kind}` `{key}` was cancelled")]
+    Cancelled {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+    },
+    /// The job waits for a person or a signal.
+    #[error("`{kind}` `{key}` is parked: {reason}")]
+    Parked {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// What it waits for.
+        reason: String,
+    },
+    /// The job is done and its output was never stored or has been retired.
+    #[error("`{kind}` `{key}` is done; its output is not stored ({note})")]
+    ResultGone {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// Why: `too_large`, `unserialisable` or `retired`.
+        note: String,
+    },
+    /// The job is done and its stored output does not decode as the type asked for.
+    #[error("`{kind}` `{key}` is done; its stored output does not decode")]
+    ResultUnreadable {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// What the deserialiser said.
+        source: Cause,
+    },
+    /// The job's lease belongs to somebody else, or to nobody. Nothing was written.
+    #[error("`{kind}` `{key}` is no longer this worker's: its lease was lost, nothing was written")]
+    LeaseLost {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+    },
+    /// The attempt has been settled already.
+    #[error("`{kind}` `{key}` is settled already: an attempt commits once")]
+    AlreadySettled {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+    },
+    /// The value given to `commit` is not of the job's `Output` type.
+    #[error("`{kind}` `{key}` was to be committed with a value that is not its Output type; nothing was written")]
+    OutputMismatch {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+    },
+    /// A writing call was made inside a closure that already holds the transaction.
+    #[error("{act} inside a transaction closure would wait for itself: call {instead}")]
+    InsideTransaction {
+        /// The call that was refused.
+        act: &'static str,
+        /// What to call.
+        instead: &'static str,
+    },
+    /// A closure ended the transaction that it was given.
+    #[error("the closure of {act} ended the transaction that it was given; it must leave it open")]
+    TransactionEnded {
+        /// The call that ran the closure.
+        act: &'static str,
+    },
+    /// Another connection held the writer lock for the whole busy deadline.
+    #[error(
+        "{act} waited {waited_ms} ms for the writer lock and gave up, nothing was stored: another connection holds it \
+         (if it is this thread's own transaction, call enqueue_in with it)"
+    )]
+    Busy {
+        /// What was to be done.
+        act: &'static str,
+        /// How long it waited.
+        waited_ms: u64,
+    },
+    /// The disk, or the file's share of it, is full. Nothing was stored.
+    #[error("{act}: the disk is full, nothing was stored")]
+    DiskFull {
+        /// What was to be done.
+        act: &'static str,
+    },
+    /// COMMIT failed, so that nobody knows whether it was stored. Repeating under the same key is safe.
+    #[error("{act}: COMMIT failed ({cause}), so the outcome is unknown; repeating it under its key is safe")]
+    OutcomeUnknown {
+        /// What was to be done.
+        act: &'static str,
+        /// What SQLite said.
+        cause: String,
+    },
+    /// A closure held the writer lock for too long and was interrupted. Nothing was stored.
+    #[error("{act} held the writer lock for over {held_ms} ms and was interrupted, nothing was stored")]
+    Interrupted {
+        /// What was to be done.
+        act: &'static str,
+        /// How long it had held the lock.
+        held_ms: u64,
+    },
+    /// The closure of a transaction returned an error. What it wrote is rolled back.
+    #[error("the closure of {act} failed, nothing was stored")]
+    Closure {
+        /// The call that ran the closure.
+        act: &'static str,
+        /// What the closure returned.
+        source: Cause,
+    },
+    /// The file exists and is not in WAL mode.
+    #[error(
+        "{} is in journal mode `{mode}`; birkez needs WAL: open it with Store::builder(path).switch_to_wal(), or let the \
+         app run `PRAGMA journal_mode = WAL` once", .path.display()
+    )]
+    NotWal {
+        /// The file.
+        path: PathBuf,
+        /// The mode it is in.
+        mode: String,
+    },
+    /// The file is not an SQLite database.
+    #[error("{} is not an SQLite database: give birkez a database file or a path where none is yet", .path.display())]
+    NotADatabase {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The path is not one of a regular file.
+    #[error("{} is not a regular file: give the path of a database file", .path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// SQLite found the file damaged. birkez never repairs or recreates a file by itself.
+    #[error("{} is damaged ({cause}): put back a backup, or salvage it with sqlite3's .recover", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What SQLite said.
+        cause: String,
+    },
+    /// The file or its folder cannot be written.
+    #[error("{} cannot be written ({cause}): give this user write access to the file and its folder", .path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        cause: String,
+    },
+    /// The file was written by a birkez that this one must not write beside.
+    #[error(
+        "{} has schema version {found} and may be written only by programs that know version {oldest_writer}; this one \
+         knows {known}: update the program", .path.display()
+    )]
+    NewerSchema {
+        /// The file.
+        path: PathBuf,
+        /// Version of the file.
+        found: i64,
+        /// The oldest version that may write to it.
+        oldest_writer: i64,
+        /// Version of this program.
+        known: i64,
+    },
+    /// A table of the file has the name of one of birkez's and is not it.
+    #[error("{} has a table `{table}` that is not birkez's: move it out of the way", .path.display())]
+    ForeignSchema {
+        /// The file.
+        path: PathBuf,
+        /// The table.
+        table: String,
+    },
+    /// The SQLite that this program is linked with can lose committed data (the WAL-reset fault).
+    #[error(
+        "this program is linked with SQLite {version}, which can lose committed data when a WAL file is reset: link \
+         3.51.3 or later (3.50.7 and 3.44.6 have the fix too), or accept the risk with Store::builder(path).accept_engine()"
+    )]
+    EngineTooOld {
+        /// Version of the engine.
+        version: String,
+    },
+    /// Two handlers were given for one kind.
+    #[error("kind `{kind}` was given two handlers")]
+    DuplicateKind {
+        /// The kind, under its own or a former name.
+        kind: String,
+    },
+    /// A runner was given more kinds than one claim can ask for.
+    #[error("a runner can handle at most {limit} kinds, former names included; this one was given {given}")]
+    TooManyKinds {
+        /// How many were given.
+        given: usize,
+        /// The most that is allowed.
+        limit: usize,
+    },
+    /// A schedule's name, calendar or zone is wrong.
+    #[error("schedule `{name}` cannot be registered")]
+    ScheduleInvalid {
+        /// Name of the schedule.
+        name: String,
+        /// What is wrong.
+        source: Cause,
+    },
+    /// The runner has ended.
+    #[error("{act}: the runner has ended")]
+    Stopped {
+        /// What was to be done.
+        act: &'static str,
+    },
+    /// The system refused something.
+    #[error("{act} {}", .path.display())]
+    Io {
+        /// What was to be done.
+        act: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// SQLite refused something. Nothing was stored.
+    #[error("{act}: SQLite refused, nothing was stored")]
+    Storage {
+        /// What was to be done.
+        act: &'static str,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
+}
+
+impl Error {
+    /// The stable code, for programs to compare. See the table at [`Error`].
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::KeyRequired { .. } => "KEY_REQUIRED",
+            Error::KeyTooLong { .. } => "KEY_TOO_LONG",
+            Error::KeyInvalid { .. } => "KEY_INVALID",
+            Error::KindInvalid { .. } => "KIND_INVALID",
+            Error::PayloadTooLarge { .. } => "PAYLOAD_TOO_LARGE",
+            Error::PayloadInvalid { .. } => "PAYLOAD_INVALID",
+            Error::KeyReused { .. } => "KEY_REUSED",
+            Error::InProgress { .. } => "IN_PROGRESS",
+            Error::NotForCallers { .. } => "NOT_FOR_CALLERS",
+            Error::Failed { .. } => "FAILED",
+            Error::Dead { .. } => "DEAD",
+            Error::Cancelled { .. } => "CANCELLED",
+            Error::Parked { .. } => "PARKED",
+            Error::ResultGone { .. } => "RESULT_GONE",
+            Error::ResultUnreadable { .. } => "RESULT_UNREADABLE",
+            Error::LeaseLost { .. } => "LEASE_LOST",
+            Error::AlreadySettled { .. } => "ALREADY_SETTLED",
+            Error::OutputMismatch { .. } => "OUTPUT_MISMATCH",
+            Error::InsideTransaction { .. } => "INSIDE_TRANSACTION",
+            Error::TransactionEnded { .. } => "TRANSACTION_ENDED",
+            Error::Busy { .. } => "BUSY",
+            Error::DiskFull { .. } => "DISK_FULL",
+            Error::OutcomeUnknown { .. } => "OUTCOME_UNKNOWN",
+            Error::Interrupted { .. } => "INTERRUPTED",
+            Error::Closure { .. } => "CLOSURE_FAILED",
+            Error::NotWal { .. } => "NOT_WAL",
+            Error::NotADatabase { .. } => "NOT_A_DATABASE",
+            Error::NotAFile { .. } => "NOT_A_FILE",
+            Error::Damaged { .. } => "DAMAGED",
+            Error::Unwritable { .. } => "UNWRITABLE",
+            Error::NewerSchema { .. } => "NEWER_SCHEMA",
+            Error::ForeignSchema { .. } => "FOREIGN_SCHEMA",
+            Error::EngineTooOld { .. } => "ENGINE_TOO_OLD",
+            Error::DuplicateKind { .. } => "DUPLICATE_KIND",
+            Error::TooManyKinds { .. } => "TOO_MANY_KINDS",
+            Error::ScheduleInvalid { .. } => "SCHEDULE_INVALID",
+            Error::Stopped { .. } => "STOPPED",
+            Error::Io { .. } => "IO",
+            Error::Storage { .. } => "STORAGE",
+        }
+    }
+
+    /// Whether the same call may succeed later without any change by the caller.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Failed { retryable, .. } => *retryable,
+            Error::InProgress { .. } | Error::Busy { .. } | Error::DiskFull { .. } | Error::OutcomeUnknown { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Kind and key of the job it speaks of, where it speaks of one.
+    pub fn job(&self) -> Option<(&str, &str)> {
+        match self {
+            Error::PayloadTooLarge { kind, key, .. }
+            | Error::PayloadInvalid { kind, key, .. }
+            | Error::KeyReused { kind, key, .. }
+            | Error::InProgress { kind, key, .. }
+            | Error::NotForCallers { kind, key, .. }
+            | Error::Failed { kind, key, .. }
+            | Error::Dead { kind, key, .. }
+            | Error::Cancelled { kind, key }
+            | Error::Parked { kind, key, .. }
+            | Error::ResultGone { kind, key, .. }
+            | Error::ResultUnreadable { kind, key, .. }
+            | Error::LeaseLost { kind, key }
+            | Error::AlreadySettled { kind, key }
+            | Error::OutputMismatch { kind, key } => Some((kind, key)),
+            _ => None,
+        }
+    }
+
+    fn kind(&self) -> Option<&str> {
+        match self {
+            Error::KeyRequired { kind }
+            | Error::KeyTooLong { kind, .. }
+            | Error::KeyInvalid { kind }
+            | Error::KindInvalid { kind }
+            | Error::DuplicateKind { kind } => Some(kind),
+            other => other.job().map(|(kind, _)| kind),
+        }
+    }
+
+    /// State of the job that has the key already, for the errors that speak of one.
+    pub fn existing(&self) -> Option<State> {
+        match self {
+            Error::KeyReused { existing, .. } | Error::NotForCallers { existing, .. } => Some(existing.state),
+            _ => None,
+        }
+    }
+}
+
+impl Serialize for Error {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut shape = serializer.serialize_struct("Error", 5)?;
+        shape.serialize_field("code", self.code())?;
+        shape.serialize_field("message", &self.to_string())?;
+        shape.serialize_field("kind", &self.kind())?;
+        shape.serialize_field("key", &self.job().map(|(_, key)| key))?;
+        shape.serialize_field("retryable", &self.is_retryable())?;
+        shape.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_can_be_handed_between_threads_and_is_small() {
+        fn send_sync<T: Send + Sync + 'static>() {}
+        send_sync::<Error>();
+        assert!(size_of::<Error>() <= 120, "{} bytes", size_of::<Error>());
+    }
+
+    #[test]
+    fn an_error_serialises_in_the_one_shape() {
+        let error = Error::LeaseLost { kind: "mail".into(), key: "17".into() };
+        let json = serde_json::to_value(&error).unwrap();
+        assert_eq!(json["code"], "LEASE_LOST");
+        assert_eq!(json["kind"], "mail");
+        assert_eq!(json["key"], "17");
+        assert_eq!(json["retryable"], false);
+        assert_eq!(json["message"], error.to_string());
+        assert_eq!(json.as_object().unwrap().len(), 5);
+    }
+}

@@ -1,0 +1,269 @@
+//! What a job is: its type, its key, its state, and the answer to enqueueing it.
+
+use std::fmt;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::failure::Class;
+use crate::retry::RetryPolicy;
+
+/// The longest key, in bytes.
+pub const MAX_KEY: usize = 512;
+/// The longest kind, in bytes.
+pub const MAX_KIND: usize = 128;
+
+/// Work that is named by a key taken from the work itself.
+///
+/// A job is `(KIND, key())`. Enqueueing the same pair again does not make a second job: it is answered with the first
+/// one's state and, once done, its output. The same pair with other content is an error.
+///
+/// ```
+/// use birkez::Job;
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct PostStatement { card: String, date: chrono::NaiveDate }
+///
+/// impl Job for PostStatement {
+///     const KIND: &'static str = "post-statement";
+///     type Output = u32;
+///     fn key(&self) -> String { format!("{}/{}", self.card, self.date) }
+/// }
+/// ```
+pub trait Job: Serialize + DeserializeOwned + Send + 'static {
+    /// Name of the kind in the file. It must not change; a renamed kind keeps its history through
+    /// [`FORMER_KINDS`](Job::FORMER_KINDS).
+    const KIND: &'static str;
+
+    /// The queue: a named group of kinds. Defaults to `default`.
+    const QUEUE: &'static str = "default";
+
+    /// Number of the payload's present form. Defaults to 1. Raise it when an older payload needs
+    /// [`upgrade`](Job::upgrade) to be read.
+    const SHAPE: u32 = 1;
+
+    /// Earlier names of the kind. A key known under one of them is known, and jobs left under one of them are run.
+    /// Defaults to none.
+    const FORMER_KINDS: &'static [&'static str] = &[];
+
+    /// What the handler returns. It is stored, and a repeat of the key gets it back.
+    type Output: Serialize + DeserializeOwned + Send + 'static;
+
+    /// The key: what makes this piece of work *this* piece of work. 1 to 512 bytes, compared byte by byte, without NUL.
+    fn key(&self) -> String;
+
+    /// The content that must not change under a key. Defaults to the whole payload (`None`). Leave out what a sender may
+    /// change between two deliveries of the same thing, such as a delivery time.
+    fn fingerprint(&self) -> Option<serde_json::Value> {
+        None
+    }
+
+    /// Larger is sooner. Defaults to 0.
+    fn priority(&self) -> i32 {
+        0
+    }
+
+    /// Not before this time. Defaults to `None`: at once. [`in_future`] helps with a delay.
+    fn run_at(&self) -> Option<DateTime<Utc>> {
+        None
+    }
+
+    /// Jobs of one ordering key are meant to run one at a time, in order. It is stored with the job; nothing acts on it
+    /// yet. Defaults to none.
+    fn ordering_key(&self) -> Option<String> {
+        None
+    }
+
+    /// Which version of its ordering key's state the job carries. It is stored with the job; nothing acts on it yet.
+    /// Defaults to none.
+    fn version(&self) -> Option<i64> {
+        None
+    }
+
+    /// Turns a payload stored under an older [`SHAPE`](Job::SHAPE) into the present one.
+    ///
+    /// # Errors
+    ///
+    /// The default refuses every older shape: the job then ends as `undecodable`, with its payload kept.
+    fn upgrade(shape: u32, payload: serde_json::Value) -> anyhow::Result<serde_json::Value> {
+        let _ = payload;
+        anyhow::bail!("payload has shape {shape}, this program reads only shape {}", Self::SHAPE)
+    }
+
+    /// How failures are retried. Defaults to [`RetryPolicy::default`].
+    fn retry() -> RetryPolicy {
+        RetryPolicy::default()
+    }
+
+    /// How long one attempt may take. Defaults to `None`: as long as it likes.
+    fn timeout() -> Option<Duration> {
+        None
+    }
+}
+
+/// The time `delay` from now, for [`Job::run_at`].
+///
+/// ```
+/// use std::time::Duration;
+/// assert!(birkez::in_future(Duration::from_secs(60)) > chrono::Utc::now());
+/// ```
+pub fn in_future(delay: Duration) -> DateTime<Utc> {
+    let now = crate::clock::Clock::wall(&crate::clock::SystemClock::default());
+    instant(now.saturating_add(crate::clock::millis(delay)))
+}
+
+/// The instant of a stored time; one outside the calendar is as far as the calendar goes.
+pub(crate) fn instant(millis: i64) -> DateTime<Utc> {
+    DateTime::from_timestamp_millis(millis).unwrap_or(if millis < 0 { DateTime::<Utc>::MIN_UTC } else { DateTime::<Utc>::MAX_UTC })
+}
+
+/// Where a job is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It has a time to run: now, later, or after a failure.
+    Waiting,
+    /// A worker holds its lease.
+    Running,
+    /// It waits for a person or a signal.
+    Parked,
+    /// It was completed.
+    Done,
+    /// It gave up.
+    Dead,
+    /// It was called off.
+    Cancelled,
+}
+
+impl State {
+    /// The word in the file's view and in messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Waiting => "waiting",
+            State::Running => "running",
+            State::Parked => "parked",
+            State::Done => "done",
+            State::Dead => "dead",
+            State::Cancelled => "cancelled",
+        }
+    }
+
+    pub(crate) fn stored(number: i64, leased: bool) -> State {
+        match number {
+            0 if leased => State::Running,
+            0 => State::Waiting,
+            1 => State::Parked,
+            2 => State::Done,
+            3 => State::Dead,
+            _ => State::Cancelled,
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A job that exists, in one line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct JobRef {
+    /// Its number in the file.
+    pub id: i64,
+    /// Its state when it was met.
+    pub state: State,
+}
+
+/// The answer to enqueueing: the one job that has the key.
+#[derive(Debug)]
+#[must_use = "the job may exist already, in any state"]
+#[non_exhaustive]
+pub struct Enqueued<T> {
+    /// The job's number in the file.
+    pub id: i64,
+    /// Whether this call made it.
+    pub fresh: bool,
+    /// Whether its content is known to be the same. False only where the stored payload can no longer be compared: it is
+    /// retired, or of a shape this program does not know.
+    pub compared: bool,
+    /// Where it stands.
+    pub standing: Standing<T>,
+}
+
+/// Where a job with a known key stands.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Standing<T> {
+    /// It has a time to run.
+    Waiting {
+        /// When.
+        run_at: DateTime<Utc>,
+        /// How many attempts have been charged to it.
+        attempts: u32,
+    },
+    /// It is running.
+    Running,
+    /// It waits for a person or a signal.
+    Parked {
+        /// For what.
+        reason: String,
+    },
+    /// It was completed; here is its output, or the error that says why there is none
+    /// ([`ResultGone`](Error::ResultGone), [`ResultUnreadable`](Error::ResultUnreadable)).
+    Done(Result<T>),
+    /// It gave up.
+    Dead(Failure),
+    /// It was called off.
+    Cancelled,
+}
+
+impl<T> Standing<T> {
+    /// The state as a word.
+    pub fn state(&self) -> State {
+        match self {
+            Standing::Waiting { .. } => State::Waiting,
+            Standing::Running => State::Running,
+            Standing::Parked { .. } => State::Parked,
+            Standing::Done(_) => State::Done,
+            Standing::Dead(_) => State::Dead,
+            Standing::Cancelled => State::Cancelled,
+        }
+    }
+}
+
+/// A stored failure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Failure {
+    /// Its class.
+    pub class: Class,
+    /// What the handler said, made safe for a terminal and at most 4 KiB.
+    pub text: String,
+}
+
+/// Refuses a name that cannot be stored, before anything is written.
+pub(crate) fn check_name(kind: &str, key: &str) -> Result<()> {
+    check_kind(kind)?;
+    if key.is_empty() {
+        return Err(Error::KeyRequired { kind: kind.to_owned() });
+    }
+    if key.len() > MAX_KEY {
+        return Err(Error::KeyTooLong { kind: kind.to_owned(), size: key.len(), limit: MAX_KEY });
+    }
+    if key.contains('\0') {
+        return Err(Error::KeyInvalid { kind: kind.to_owned() });
+    }
+    Ok(())
+}
+
+/// Refuses the name of a kind that cannot be stored.
+pub(crate) fn check_kind(kind: &str) -> Result<()> {
+    if kind.is_empty() || kind.len() > MAX_KIND || kind.chars().any(char::is_control) {
+        return Err(Error::KindInvalid { kind: kind.chars().take(MAX_KIND).collect() });
+    }
+    Ok(())
+}

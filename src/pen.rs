@@ -1,0 +1,380 @@
+//! The pen: one write connection per store, behind one first-in-first-out line.
+//!
+//! Whoever reaches the pen first leads: it opens a transaction, writes its own operation and those of all who have lined
+//! up meanwhile, commits once, and answers them. Then it hands the pen to the first of those who came later. Nobody waits
+//! to fill a batch; under load the batches fill themselves, and one sync serves many.
+
+mod group;
+mod line;
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+
+pub(crate) use self::group::{Group, OpError, OpResult};
+use self::line::{Line, Slot, Turn};
+use crate::clock::{Clock, Stopwatch, millis};
+use crate::connect::{Connector, Durability, within};
+use crate::error::{Error, Result};
+use crate::fault::StorageFault;
+
+/// Most operations that one transaction holds; what lines up later is for the next.
+const GROUP: usize = 512;
+/// A closure of the user's may hold the writer lock this long before SQLite is told to interrupt it.
+const CLOSURE_LIMIT: Duration = Duration::from_secs(5);
+/// A closure that holds it longer than this is reported.
+const CLOSURE_LONG: Duration = Duration::from_secs(1);
+/// How many steps of SQLite's machine pass between two looks at the clock.
+const STEPS: i32 = 10_000;
+
+/// A writing call: its name, and what to call instead inside a transaction closure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Act {
+    pub name: &'static str,
+    pub instead: &'static str,
+}
+
+/// How an operation wants to be written.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mode {
+    /// It changes more than one row and must be undone as a whole if it is refused.
+    pub atomic: bool,
+    /// Its commit is synced whatever the store's durability.
+    pub synced: bool,
+}
+
+/// What rides along in every transaction, and is told of the outcome.
+pub(crate) trait Rider: Send + Sync {
+    /// After BEGIN, before any operation.
+    fn open(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
+        let _ = group;
+        Ok(())
+    }
+
+    /// After all operations, before COMMIT.
+    fn close(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
+        let _ = group;
+        Ok(())
+    }
+
+    /// After the transaction, or the failure to begin one.
+    fn committed(&self, outcome: Result<(), &StorageFault>);
+}
+
+pub(crate) struct Pen {
+    connector: Connector,
+    clock: Arc<dyn Clock>,
+    busy: Duration,
+    line: Mutex<Line>,
+    writer: Mutex<Connection>,
+    riders: RwLock<Vec<Weak<dyn Rider>>>,
+}
+
+thread_local! {
+    /// Pens whose transaction is open in a closure further up this thread's stack.
+    static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Pen {
+    pub(crate) fn new(connector: Connector, connection: Connection, clock: Arc<dyn Clock>, busy: Duration) -> Pen {
+        Pen {
+            connector,
+            clock,
+            busy,
+            line: Mutex::default(),
+            writer: Mutex::new(connection),
+            riders: RwLock::default(),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &PathBuf {
+        &self.connector.path
+    }
+
+    /// From now on `rider` is in every transaction, for as long as it lives.
+    pub(crate) fn attach(&self, rider: Weak<dyn Rider>) {
+        let mut riders = self.riders.write().unwrap_or_else(PoisonError::into_inner);
+        riders.retain(|rider| rider.strong_count() > 0);
+        riders.push(rider);
+    }
+
+    /// Whether this thread is inside a closure that holds this pen.
+    pub(crate) fn is_held_here(&self) -> bool {
+        let me = std::ptr::from_ref(self).addr();
+        HELD.with_borrow(|held| held.contains(&me))
+    }
+
+    /// Writes `op` in a transaction with whatever else is waiting, by whichever thread holds the pen then. When this
+    /// returns `Ok`, it is committed.
+    pub(crate) fn write<T, F>(&self, act: Act, mode: Mode, op: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Group<'_>) -> OpResult<T> + Send + 'static,
+    {
+        self.refuse_inside(act)?;
+        let waited = Stopwatch::start();
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        if line.take_pen() {
+            drop(line);
+            return self.lead_own(act, mode, waited, op);
+        }
+        let answer = Arc::new(Mutex::new(None));
+        let theirs = Arc::clone(&answer);
+        let slot = line.join(mode, move |group| group.run(mode.atomic, op, &theirs));
+        drop(line);
+        match self.wait(&slot, waited) {
+            Turn::Done(outcome) => self.answer(act, outcome, &answer),
+            Turn::Lead => {
+                let mut own = slot.take();
+                let outcome = self.lead(act, mode, waited, &mut |group| own.take().map_or(Ok(()), |op| op(group)));
+                self.answer(act, outcome, &answer)
+            }
+            Turn::Waiting | Turn::Taken => Err(self.busy_error(act, waited)),
+        }
+    }
+
+    /// Runs `f` in this thread while it holds the pen: for closures of the user's, which may not move to another thread.
+    pub(crate) fn write_here<T>(
+        &self,
+        act: Act,
+        mode: Mode,
+        f: impl FnOnce(&mut Group<'_>) -> OpResult<T>,
+    ) -> Result<T> {
+        self.refuse_inside(act)?;
+        let waited = Stopwatch::start();
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        if !line.take_pen() {
+            let slot = line.join_in_person(mode);
+            drop(line);
+            if !matches!(self.wait(&slot, waited), Turn::Lead) {
+                return Err(self.busy_error(act, waited));
+            }
+        } else {
+            drop(line);
+        }
+        self.lead_own(act, mode, waited, f)
+    }
+
+    fn lead_own<T>(
+        &self,
+        act: Act,
+        mode: Mode,
+        waited: Stopwatch,
+        op: impl FnOnce(&mut Group<'_>) -> OpResult<T>,
+    ) -> Result<T> {
+        let answer = Mutex::new(None);
+        let mut op = Some(op);
+        let outcome =
+            self.lead(act, mode, waited, &mut |group| op.take().map_or(Ok(()), |op| group.run(mode.atomic, op, &answer)));
+        self.answer(act, outcome, &answer)
+    }
+
+    fn answer<T>(
+        &self,
+        act: Act,
+        outcome: Result<(), StorageFault>,
+        answer: &Mutex<Option<Result<T, Refusal>>>,
+    ) -> Result<T> {
+        let own = answer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match (outcome, own) {
+            (Err(fault), _) => Err(fault.to_error(act.name)),
+            (Ok(()), Some(Ok(value))) => Ok(value),
+            (Ok(()), Some(Err(Refusal::Refused(error)))) => Err(error),
+            (Ok(()), Some(Err(Refusal::Fault(fault)))) => Err(fault.to_error(act.name)),
+            (Ok(()), None) => Err(Error::OutcomeUnknown { act: act.name, cause: "the writing thread panicked".into() }),
+        }
+    }
+
+    /// Waits for this thread's turn, for at most the busy deadline; once taken into a transaction, until its end.
+    fn wait(&self, slot: &Arc<Slot>, waited: Stopwatch) -> Turn {
+        match slot.wait(waited.left(self.busy)) {
+            Turn::Waiting => {
+                let gave_up = self.line.lock().unwrap_or_else(PoisonError::into_inner).leave(slot);
+                if gave_up { Turn::Waiting } else { slot.wait_on() }
+            }
+            Turn::Taken => slot.wait_on(),
+            turn => turn,
+        }
+    }
+
+    fn busy_error(&self, act: Act, waited: Stopwatch) -> Error {
+        Error::Busy { act: act.name, waited_ms: u64::try_from(waited.elapsed().as_millis()).unwrap_or(u64::MAX) }
+    }
+
+    fn refuse_inside(&self, act: Act) -> Result<()> {
+        if self.is_held_here() {
+            return Err(Error::InsideTransaction { act: act.name, instead: act.instead });
+        }
+        Ok(())
+    }
+
+    /// Leads one transaction and passes the pen on, also when it panics.
+    fn lead(
+        &self,
+        act: Act,
+        mode: Mode,
+        waited: Stopwatch,
+        own: &mut dyn FnMut(&mut Group<'_>) -> Result<(), StorageFault>,
+    ) -> Result<(), StorageFault> {
+        let mut followers = Followers { pen: self, slots: Vec::new() };
+        let outcome = self.lead_transaction(act, mode, waited, own, &mut followers.slots);
+        for slot in followers.slots.drain(..) {
+            slot.set(Turn::Done(outcome.clone()));
+        }
+        self.each_rider(|rider| rider.committed(outcome.as_ref().map(|_| ())));
+        outcome
+    }
+
+    fn lead_transaction(
+        &self,
+        act: Act,
+        mode: Mode,
+        waited: Stopwatch,
+        own: &mut dyn FnMut(&mut Group<'_>) -> Result<(), StorageFault>,
+        followers: &mut Vec<Arc<Slot>>,
+    ) -> Result<(), StorageFault> {
+        let connection = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let fault = |error: rusqlite::Error| StorageFault::from_sqlite(&error, self.path());
+        let raised = mode.synced && self.connector.durability == Durability::Normal;
+        if raised {
+            connection.execute_batch(Durability::Full.pragma()).map_err(fault)?;
+        }
+        let outcome = (|| {
+            let left = waited.left(self.busy).unwrap_or(Duration::ZERO);
+            let tx = within(left, || Transaction::new_unchecked(&connection, TransactionBehavior::Immediate))
+                .map_err(|error| with_wait(fault(error), waited))?;
+            let mut group = Group::new(&tx, self.path(), self.clock.wall());
+            group.check_version()?;
+            self.let_ride(&mut group, |rider, group| rider.open(group))?;
+            own(&mut group)?;
+            self.take_followers(&mut group, followers, raised || self.connector.durability == Durability::Full)?;
+            self.let_ride(&mut group, |rider, group| rider.close(group))?;
+            group.write_counts().map_err(fault)?;
+            tx.commit().map_err(|error| unknown(fault(error), act))
+        })();
+        if !connection.is_autocommit() {
+            // What made COMMIT fail may keep ROLLBACK from working too; the next BEGIN then says so.
+            let _ = connection.execute_batch("ROLLBACK");
+        }
+        if raised {
+            connection.execute_batch(self.connector.durability.pragma()).map_err(fault)?;
+        }
+        outcome
+    }
+
+    fn take_followers(
+        &self,
+        group: &mut Group<'_>,
+        followers: &mut Vec<Arc<Slot>>,
+        synced: bool,
+    ) -> Result<(), StorageFault> {
+        while followers.len() < GROUP {
+            let next = self.line.lock().unwrap_or_else(PoisonError::into_inner).take_next(synced);
+            let Some(slot) = next else { break };
+            followers.push(Arc::clone(&slot));
+            if let Some(op) = slot.take() {
+                op(group)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn let_ride(
+        &self,
+        group: &mut Group<'_>,
+        part: fn(&dyn Rider, &mut Group<'_>) -> rusqlite::Result<()>,
+    ) -> Result<(), StorageFault> {
+        let mut outcome = Ok(());
+        self.each_rider(|rider| {
+            if outcome.is_ok() {
+                outcome = part(rider, group).map_err(|error| StorageFault::from_sqlite(&error, self.path()));
+            }
+        });
+        outcome
+    }
+
+    fn each_rider(&self, mut f: impl FnMut(&dyn Rider)) {
+        for rider in self.riders.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            if let Some(rider) = rider.upgrade() {
+                f(&*rider);
+            }
+        }
+    }
+
+    /// Runs a closure of the user's inside `group`: interrupted when it holds the writer lock too long, reported when it
+    /// is slow, and with every writing call of this store refused meanwhile.
+    pub(crate) fn run_closure<T>(
+        &self,
+        group: &mut Group<'_>,
+        act: Act,
+        about: &str,
+        f: impl FnOnce(&Transaction<'_>) -> anyhow::Result<T>,
+    ) -> OpResult<anyhow::Result<T>> {
+        let held = Stopwatch::start();
+        let tx = group.tx();
+        let is_over = move || held.elapsed() > CLOSURE_LIMIT;
+        tx.progress_handler(STEPS, Some(is_over))?;
+        let me = std::ptr::from_ref(self).addr();
+        HELD.with_borrow_mut(|pens| pens.push(me));
+        let result = catch_unwind(AssertUnwindSafe(|| f(tx)));
+        HELD.with_borrow_mut(Vec::pop);
+        tx.progress_handler(0, None::<fn() -> bool>)?;
+        let held_ms = u64::try_from(millis(held.elapsed())).unwrap_or(0);
+        if held.elapsed() > CLOSURE_LONG {
+            tracing::warn!(about, held_ms, "a closure of {} held the writer lock for long", act.name);
+        }
+        let result = result.unwrap_or_else(|panic| resume_unwind(panic));
+        let interrupted = held.elapsed() > CLOSURE_LIMIT && (result.is_err() || tx.is_autocommit());
+        if interrupted {
+            return Err(OpError::Fault(StorageFault::Interrupted { held_ms }));
+        }
+        if tx.is_autocommit() {
+            return Err(OpError::Ended);
+        }
+        Ok(result)
+    }
+}
+
+/// The answer of an operation to whoever asked for it, where the transaction went through.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    Refused(Error),
+    Fault(StorageFault),
+}
+
+/// Those whose operations are in the leader's transaction. If the leader panics, they are told, and the pen goes on.
+struct Followers<'a> {
+    pen: &'a Pen,
+    slots: Vec<Arc<Slot>>,
+}
+
+impl Drop for Followers<'_> {
+    fn drop(&mut self) {
+        for slot in self.slots.drain(..) {
+            let cause = "the thread that was writing it panicked".to_owned();
+            slot.set(Turn::Done(Err(StorageFault::Unknown { cause })));
+        }
+        self.pen.line.lock().unwrap_or_else(PoisonError::into_inner).pass_pen();
+    }
+}
+
+fn with_wait(fault: StorageFault, waited: Stopwatch) -> StorageFault {
+    match fault {
+        StorageFault::Busy { .. } => {
+            StorageFault::Busy { waited_ms: u64::try_from(waited.elapsed().as_millis()).unwrap_or(u64::MAX) }
+        }
+        other => other,
+    }
+}
+
+/// A failed COMMIT may have been written. Only where SQLite could not write the log to its end is it known that it was not.
+fn unknown(fault: StorageFault, act: Act) -> StorageFault {
+    match fault {
+        StorageFault::DiskFull => StorageFault::DiskFull,
+        fault => StorageFault::Unknown { cause: fault.to_error(act.name).to_string() },
+    }
+}

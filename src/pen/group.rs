@@ -1,0 +1,185 @@
+//! One transaction of the pen, with everything that is written in it.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use rusqlite::{CachedStatement, Transaction, params};
+
+use super::Refusal;
+use crate::error::Error;
+use crate::fault::StorageFault;
+use crate::schema::Found;
+use crate::sql;
+
+/// Result of an operation inside a transaction.
+pub(crate) type OpResult<T> = Result<T, OpError>;
+
+/// Why an operation was not written.
+#[derive(Debug)]
+pub(crate) enum OpError {
+    /// It was refused for what it is; the rest of the transaction goes on.
+    Refused(Error),
+    /// SQLite refused.
+    Sql(rusqlite::Error),
+    /// The transaction as a whole is lost.
+    Fault(StorageFault),
+    /// A closure of the user's ended the transaction.
+    Ended,
+}
+
+impl OpError {
+    /// For an operation outside the pen, in a transaction of the host's.
+    pub(crate) fn into_error(self, act: &'static str, path: &Path) -> Error {
+        match self {
+            OpError::Refused(error) => error,
+            OpError::Sql(error) => StorageFault::from_sqlite(&error, path).to_error(act),
+            OpError::Fault(fault) => fault.to_error(act),
+            OpError::Ended => Error::TransactionEnded { act },
+        }
+    }
+}
+
+impl From<rusqlite::Error> for OpError {
+    fn from(error: rusqlite::Error) -> Self {
+        OpError::Sql(error)
+    }
+}
+
+impl From<Error> for OpError {
+    fn from(error: Error) -> Self {
+        OpError::Refused(error)
+    }
+}
+
+pub(crate) struct Group<'a> {
+    tx: &'a Transaction<'a>,
+    path: &'a Path,
+    /// The time, read after the writer lock was held.
+    pub now: i64,
+    /// Whether something in it made a job claimable.
+    pub claimable: bool,
+    /// The earliest time at which something in it becomes due later.
+    pub due_later: Option<i64>,
+    /// Workers that will be free once it is committed.
+    pub freed: usize,
+    /// Set by an atomic operation whose answer is kept and whose writes are not.
+    pub undo: bool,
+    counts: Vec<(String, i64, i64)>,
+}
+
+impl<'a> Group<'a> {
+    /// A transaction of the host's, which birkez does not commit.
+    pub(crate) fn of_host(tx: &'a Transaction<'a>, path: &'a Path, now: i64) -> Self {
+        Group::new(tx, path, now)
+    }
+
+    pub(super) fn new(tx: &'a Transaction<'a>, path: &'a Path, now: i64) -> Self {
+        Group { tx, path, now, claimable: false, due_later: None, freed: 0, undo: false, counts: Vec::new() }
+    }
+
+    pub(crate) fn tx(&self) -> &'a Transaction<'a> {
+        self.tx
+    }
+
+    pub(crate) fn statement(&self, sql: &str) -> rusqlite::Result<CachedStatement<'a>> {
+        self.tx.prepare_cached(sql)
+    }
+
+    /// A job in it can run at `run_at`.
+    pub(crate) fn note_due(&mut self, run_at: i64) {
+        if run_at <= self.now {
+            self.claimable = true;
+        } else {
+            self.due_later = Some(self.due_later.map_or(run_at, |at| at.min(run_at)));
+        }
+    }
+
+    /// A job of `kind` came to (or left) a finished state.
+    pub(crate) fn count(&mut self, kind: &str, state: i64, n: i64) {
+        match self.counts.iter_mut().find(|(k, s, _)| k == kind && *s == state) {
+            Some((_, _, sum)) => *sum += n,
+            None => self.counts.push((kind.to_owned(), state, n)),
+        }
+    }
+
+    pub(super) fn write_counts(&mut self) -> rusqlite::Result<()> {
+        for (kind, state, n) in self.counts.drain(..) {
+            self.tx.prepare_cached(sql::COUNT)?.execute(params![kind, state, n])?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_version(&self) -> Result<(), StorageFault> {
+        let row = |row: &rusqlite::Row<'_>| Ok(Found { version: row.get(0)?, oldest_writer: row.get(1)? });
+        let found = self.statement(sql::VERSION).and_then(|mut ask| ask.query_row([], row));
+        let found = found.map_err(|error| StorageFault::from_sqlite(&error, self.path))?;
+        match found.may_write() {
+            true => Ok(()),
+            false => Err(StorageFault::Newer {
+                path: self.path.to_owned(),
+                found: found.version,
+                oldest_writer: found.oldest_writer,
+                known: crate::schema::VERSION,
+            }),
+        }
+    }
+
+    /// Runs one operation and keeps its answer. An error means that the whole transaction is lost.
+    pub(super) fn run<T>(
+        &mut self,
+        atomic: bool,
+        op: impl FnOnce(&mut Group<'_>) -> OpResult<T>,
+        answer: &Mutex<Option<Result<T, Refusal>>>,
+    ) -> Result<(), StorageFault> {
+        let fault = |error: rusqlite::Error, path: &Path| StorageFault::from_sqlite(&error, path);
+        let path = self.path;
+        if atomic {
+            self.savepoint("SAVEPOINT birkez_op").map_err(|error| fault(error, path))?;
+        }
+        let (counted, freed) = (self.counts.clone(), self.freed);
+        let result = op(self);
+        // A full disk has rolled the whole transaction back: what would follow must not run in autocommit.
+        if self.tx.is_autocommit() {
+            return Err(match result {
+                Err(OpError::Sql(error)) => fault(error, path),
+                Err(OpError::Fault(fault)) => fault,
+                Err(OpError::Ended) => StorageFault::Ended,
+                _ => StorageFault::Unknown { cause: "SQLite rolled the transaction back".to_owned() },
+            });
+        }
+        let undo = std::mem::take(&mut self.undo) || result.is_err();
+        if undo {
+            self.counts = counted;
+            self.freed = freed;
+        }
+        if atomic {
+            let ending = if undo { "ROLLBACK TO birkez_op" } else { "RELEASE birkez_op" };
+            match self.savepoint(ending) {
+                Ok(()) if undo => self.savepoint("RELEASE birkez_op").map_err(|error| fault(error, path))?,
+                Ok(()) => {}
+                // The savepoint is gone: a closure ended this transaction and began one of its own.
+                Err(error) if is_unknown_savepoint(&error) => return Err(StorageFault::Ended),
+                Err(error) => return Err(fault(error, path)),
+            }
+        }
+        keep(answer, result.map_err(|error| match error {
+            OpError::Refused(error) => Refusal::Refused(error),
+            OpError::Sql(error) => Refusal::Fault(fault(error, path)),
+            OpError::Fault(fault) => Refusal::Fault(fault),
+            OpError::Ended => Refusal::Fault(StorageFault::Ended),
+        }));
+        Ok(())
+    }
+
+    fn savepoint(&self, sql: &str) -> rusqlite::Result<()> {
+        self.tx.prepare_cached(sql)?.execute([]).map(|_| ())
+    }
+}
+
+fn keep<T>(answer: &Mutex<Option<Result<T, Refusal>>>, value: Result<T, Refusal>) {
+    *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+}
+
+fn is_unknown_savepoint(error: &rusqlite::Error) -> bool {
+    error.to_string().contains("no such savepoint")
+}

@@ -1,0 +1,104 @@
+//! The attempts that run in this process: their limits, and the threads that were given up on.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::context::Flags;
+use crate::settle::Claim;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Attempts {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    running: HashMap<i64, Running>,
+    /// Jobs of which an attempt was given up and whose thread has not come back, with their kinds.
+    given_up: HashMap<i64, String>,
+}
+
+/// An attempt in the hands of a worker.
+#[derive(Clone)]
+pub(super) struct Running {
+    pub claim: Arc<Claim>,
+    pub flags: Arc<Flags>,
+    started: Duration,
+    pub limit: Option<Duration>,
+}
+
+impl Attempts {
+    pub(super) fn begin(&self, claim: &Arc<Claim>, flags: &Arc<Flags>, now: Duration, limit: Option<Duration>) {
+        let running = Running { claim: Arc::clone(claim), flags: Arc::clone(flags), started: now, limit };
+        self.lock().running.insert(claim.id, running);
+    }
+
+    /// The handler has returned. True if its result is still waited for.
+    pub(super) fn end(&self, job: i64) -> bool {
+        let mut state = self.lock();
+        let waited_for = state.running.remove(&job).is_some();
+        state.given_up.remove(&job);
+        drop(state);
+        waited_for
+    }
+
+    /// Gives up on the attempts whose time is over; they are told.
+    pub(super) fn give_up_late(&self, now: Duration) -> Vec<Running> {
+        self.give_up(|running| running.limit.is_some_and(|limit| now.saturating_sub(running.started) >= limit))
+    }
+
+    /// Gives up on all attempts; they are told.
+    pub(super) fn give_up_all(&self) -> Vec<Running> {
+        self.give_up(|_| true)
+    }
+
+    fn give_up(&self, which: impl Fn(&Running) -> bool) -> Vec<Running> {
+        let mut state = self.lock();
+        let late: Vec<_> = state.running.values().filter(|running| which(running)).cloned().collect();
+        for running in &late {
+            running.flags.cancelled.store(true, Ordering::Release);
+            running.flags.given_up.store(true, Ordering::Release);
+            state.running.remove(&running.claim.id);
+            state.given_up.insert(running.claim.id, running.claim.kind.clone());
+        }
+        drop(state);
+        late
+    }
+
+    /// How long until the next attempt's time is over.
+    pub(super) fn next_limit(&self, now: Duration) -> Option<Duration> {
+        let state = self.lock();
+        let ends = state.running.values().filter_map(|running| Some(running.started + running.limit?));
+        ends.min().map(|end| end.saturating_sub(now))
+    }
+
+    /// Whether a thread still runs an attempt of the job.
+    pub(super) fn runs_here(&self, job: i64) -> bool {
+        let state = self.lock();
+        state.given_up.contains_key(&job) || state.running.contains_key(&job)
+    }
+
+    /// How many threads were given up on and have not come back.
+    pub(super) fn given_up(&self) -> usize {
+        self.lock().given_up.len()
+    }
+
+    /// Kinds of the threads that were given up on, without repeats.
+    pub(super) fn given_up_kinds(&self) -> Vec<String> {
+        let mut kinds: Vec<_> = self.lock().given_up.values().cloned().collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        kinds
+    }
+
+    pub(super) fn running(&self) -> usize {
+        self.lock().running.len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,171 @@
+//! What is claimed and not started: between the keeper and the workers.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::settle::Claim;
+use crate::trial::Trial;
+
+/// What has not started within this is given back: somebody else may have a worker free.
+const STALE: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+pub(super) struct Buffer {
+    state: Mutex<State>,
+    signal: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: BinaryHeap<Waiting>,
+    idle: usize,
+    closed: bool,
+}
+
+/// A claimed job, ordered so that the best comes first: by priority, then time, then id.
+struct Waiting {
+    order: (i64, Reverse<i64>, Reverse<i64>),
+    since: Duration,
+    claim: Claim,
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+
+impl Eq for Waiting {}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.order.cmp(&other.order)
+    }
+}
+
+impl Buffer {
+    pub(super) fn put(&self, claims: Vec<Claim>, now: Duration) {
+        if claims.is_empty() {
+            return;
+        }
+        let many = claims.len() > 1;
+        let mut state = self.lock();
+        for claim in claims {
+            let order = (claim.priority, Reverse(claim.run_at), Reverse(claim.id));
+            state.waiting.push(Waiting { order, since: now, claim });
+        }
+        drop(state);
+        if many { self.signal.notify_all() } else { self.signal.notify_one() }
+    }
+
+    /// Waits for the best job that may start; `None` once the buffer is closed. `on_empty` is called before waiting.
+    pub(super) fn take(&self, trial: &Trial, clock: &dyn Clock, on_empty: impl Fn()) -> Option<Claim> {
+        let mut state = self.lock();
+        let mut asked = false;
+        loop {
+            if state.closed {
+                return None;
+            }
+            let wait = match take_best(&mut state, trial, clock.monotonic()) {
+                Ok(claim) => return Some(claim),
+                Err(wait) => wait,
+            };
+            state.idle += 1;
+            if wait.is_none() && !asked {
+                // Once a wait: the keeper may have gone to sleep with work left in the file.
+                asked = true;
+                drop(state);
+                on_empty();
+                state = self.lock();
+            }
+            if state.waiting.is_empty() && !state.closed || wait.is_some() {
+                let longest = wait.unwrap_or(Duration::from_secs(3600)).max(Duration::from_millis(1));
+                state = self.signal.wait_timeout(state, longest).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            state.idle -= 1;
+        }
+    }
+
+    /// Takes the best job that may start now, without waiting.
+    pub(super) fn try_take(&self, trial: &Trial, now: Duration) -> Result<Claim, Option<Duration>> {
+        take_best(&mut self.lock(), trial, now)
+    }
+
+    /// One worker without a thread: whoever calls [`try_take`](Buffer::try_take).
+    pub(super) fn add_idle(&self) {
+        self.lock().idle += 1;
+    }
+
+    /// How many workers have nothing to do, beyond what lies here already.
+    pub(super) fn room(&self, extra: usize) -> usize {
+        let state = self.lock();
+        (state.idle + extra).saturating_sub(state.waiting.len())
+    }
+
+    /// How many jobs lie here.
+    pub(super) fn len(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
+    /// Calls `f` with the kind of each job that lies here.
+    pub(super) fn each_kind(&self, mut f: impl FnMut(&str)) {
+        self.lock().waiting.iter().for_each(|waiting| f(&waiting.claim.kind));
+    }
+
+    /// Takes out what has lain here for too long.
+    pub(super) fn take_stale(&self, now: Duration) -> Vec<Claim> {
+        let mut state = self.lock();
+        if state.waiting.iter().all(|waiting| now.saturating_sub(waiting.since) < STALE) {
+            return Vec::new();
+        }
+        let (stale, fresh): (Vec<_>, Vec<_>) =
+            state.waiting.drain().partition(|waiting| now.saturating_sub(waiting.since) >= STALE);
+        state.waiting = fresh.into();
+        stale.into_iter().map(|waiting| waiting.claim).collect()
+    }
+
+    /// Takes out everything; workers that wait are told that there is no more if `close`.
+    pub(super) fn empty(&self, close: bool) -> Vec<Claim> {
+        let mut state = self.lock();
+        state.closed |= close;
+        let all = state.waiting.drain().map(|waiting| waiting.claim).collect();
+        drop(state);
+        self.signal.notify_all();
+        all
+    }
+
+    /// Wakes workers that wait for a trial to end.
+    pub(super) fn nudge(&self) {
+        self.signal.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The best job that may start. Without one: how long to wait for a trial, if it is that.
+fn take_best(state: &mut State, trial: &Trial, now: Duration) -> Result<Claim, Option<Duration>> {
+    let Some(best) = state.waiting.peek() else { return Err(None) };
+    let wait = match trial.may_start(best.claim.id, now) {
+        Ok(()) => return state.waiting.pop().map(|waiting| waiting.claim).ok_or(None),
+        Err(wait) => wait,
+    };
+    // The suspect on trial may lie behind better jobs, which wait for it.
+    let suspect = state.waiting.iter().find(|waiting| waiting.claim.suspect).map(|waiting| waiting.claim.id);
+    let Some(suspect) = suspect.filter(|&id| trial.may_start(id, now).is_ok()) else { return Err(Some(wait)) };
+    let mut taken = None;
+    for waiting in std::mem::take(&mut state.waiting) {
+        if waiting.claim.id == suspect { taken = Some(waiting.claim) } else { state.waiting.push(waiting) }
+    }
+    taken.ok_or(Some(wait))
+}

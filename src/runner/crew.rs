@@ -1,0 +1,330 @@
+//! What the threads of a runner share, and its part in every transaction: claiming for its workers.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::attempts::Attempts;
+use super::buffer::Buffer;
+use super::handlers::Handlers;
+use super::pace::Pace;
+use crate::claim::{Fairness, Wish, claim, claim_suspect, let_in, next_due};
+use crate::context::Flags;
+use crate::endings::Ending;
+use crate::fault::StorageFault;
+use crate::outcome::Ended;
+use crate::owner::Owner;
+use crate::pen::{Group, Rider};
+use crate::retry::RetryPolicy;
+use crate::settle::Claim;
+use crate::store::{Inner, Store};
+
+/// Nothing is due in the future.
+pub(super) const NEVER: i64 = i64::MAX;
+
+/// See the module.
+pub(super) struct Crew {
+    pub store: Store,
+    pub handlers: Handlers,
+    names: Vec<String>,
+    pub workers: usize,
+    pub buffer: Buffer,
+    pub attempts: Attempts,
+    pub bell: Bell,
+    /// Wakes the calendar's thread.
+    pub calendar_bell: Bell,
+    stage: AtomicU8,
+    /// The file is to be looked through: something may have come due, or come from another process.
+    look: AtomicBool,
+    /// There may be claimable jobs that were not claimed for want of a free worker.
+    hungry: AtomicBool,
+    /// When the next job becomes due, by the wall clock.
+    pub due: AtomicI64,
+    pub pace: Mutex<Pace>,
+    round: Mutex<Round>,
+    pub owner: Mutex<Arc<Owner>>,
+}
+
+/// What one transaction has done for this crew.
+#[derive(Default)]
+struct Round {
+    /// The keeper wants the file looked through, not only what the transaction itself has made claimable.
+    whole: bool,
+    claimed: Vec<Claim>,
+    /// Something claimable may be left.
+    left: bool,
+    /// More may be due than one look lets in.
+    more: bool,
+    /// When the next job becomes due.
+    due: i64,
+    fairness: Fairness,
+}
+
+/// How far a runner is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Working,
+    /// Nothing new starts.
+    Stopping,
+    Ended,
+}
+
+impl Crew {
+    pub(super) fn new(store: Store, handlers: Handlers, workers: usize, owner: Arc<Owner>) -> Crew {
+        let names = handlers.names();
+        Crew {
+            store,
+            handlers,
+            names,
+            workers,
+            buffer: Buffer::default(),
+            attempts: Attempts::default(),
+            bell: Bell::default(),
+            calendar_bell: Bell::default(),
+            stage: AtomicU8::new(0),
+            look: AtomicBool::new(true),
+            hungry: AtomicBool::new(false),
+            due: AtomicI64::new(NEVER),
+            pace: Mutex::default(),
+            round: Mutex::default(),
+            owner: Mutex::new(owner),
+        }
+    }
+
+    pub(super) fn inner(&self) -> &Inner {
+        &self.store.inner
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.inner().clock.monotonic()
+    }
+
+    pub(super) fn stage(&self) -> Stage {
+        match self.stage.load(Ordering::Acquire) {
+            0 => Stage::Working,
+            1 => Stage::Stopping,
+            _ => Stage::Ended,
+        }
+    }
+
+    pub(super) fn set_stage(&self, stage: Stage) {
+        self.stage.fetch_max(stage as u8, Ordering::AcqRel);
+        self.bell.ring();
+        self.calendar_bell.ring();
+    }
+
+    /// Something in the file may have changed without this process's doing.
+    pub(super) fn look(&self) {
+        self.look.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+
+    /// Whether the keeper has a reason to write.
+    pub(super) fn has_work(&self) -> bool {
+        !self.inner().endings.is_empty()
+            || self.stage() == Stage::Working
+                && (self.is_looking() || self.is_hungry() && self.has_room())
+    }
+
+    /// Whether the file is to be looked through once more.
+    pub(super) fn is_looking(&self) -> bool {
+        self.look.load(Ordering::Acquire)
+    }
+
+    fn is_hungry(&self) -> bool {
+        self.hungry.load(Ordering::Acquire)
+    }
+
+    fn has_room(&self) -> bool {
+        !self.inner().trial.is_on(self.now()) && (self.buffer.room(0) > 0 || self.buffer.len() < self.workers)
+    }
+
+    /// A worker has found nothing to take.
+    pub(super) fn out_of_work(&self) {
+        if self.is_hungry() {
+            self.bell.ring();
+        }
+    }
+
+    /// Kinds that are open here. Those of threads that were given up on close when as many threads hang as there are
+    /// workers.
+    pub(super) fn open_kinds(&self) -> Vec<String> {
+        if self.attempts.given_up() < self.workers {
+            return self.names.clone();
+        }
+        let closed = self.attempts.given_up_kinds();
+        self.names.iter().filter(|name| !closed.contains(name)).cloned().collect()
+    }
+
+    pub(super) fn owner(&self) -> Arc<Owner> {
+        Arc::clone(&self.owner.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How an attempt ended, to be written with the next transaction.
+    pub(super) fn push(&self, claim: Arc<Claim>, ended: Ended) {
+        self.end_trial(&claim);
+        let policy = self.policy(&claim.kind);
+        self.inner().endings.push(Ending { claim, ended, policy, told: None });
+        self.bell.ring();
+    }
+
+    fn end_trial(&self, claim: &Claim) {
+        if claim.suspect {
+            self.inner().trial.end(claim.id);
+            self.buffer.nudge();
+        }
+    }
+
+    /// Gives back what was claimed and has not started.
+    pub(super) fn give_back(&self, claims: Vec<Claim>) {
+        for claim in claims {
+            self.push(Arc::new(claim), Ended::GivenBack);
+        }
+    }
+
+    /// Runs one claimed job in this thread, and notes how it ended. False if the thread was given up on meanwhile.
+    pub(super) fn run(&self, claim: Claim) -> bool {
+        let Some(handler) = self.handlers.of(&claim.kind) else {
+            self.give_back(vec![claim]);
+            return true;
+        };
+        let (claim, flags) = (Arc::new(claim), Arc::new(Flags::default()));
+        let started = self.now();
+        self.attempts.begin(&claim, &flags, started, handler.timeout);
+        if handler.timeout.is_some() {
+            self.bell.ring();
+        }
+        let ended = super::worker::guarded(|| handler.run(&self.store, Arc::clone(&claim), Arc::clone(&flags)));
+        let waited_for = self.attempts.end(claim.id);
+        let took = self.now().saturating_sub(started);
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner).measure(&claim.kind, took);
+        if flags.settled.load(Ordering::Acquire) {
+            self.end_trial(&claim);
+            if let Ended::Failed { text, .. } | Ended::Panicked { text } = &ended {
+                tracing::warn!(job = claim.id, text, "a handler failed after its commit; the job is done all the same");
+            }
+        } else if waited_for {
+            self.push(claim, ended);
+        }
+        waited_for
+    }
+
+    fn round(&self) -> MutexGuard<'_, Round> {
+        self.round.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the next transaction to look through the whole file for this crew.
+    pub(super) fn ask_whole(&self) {
+        self.round().whole = true;
+    }
+
+    /// Claims for this crew, and says whether something claimable is left.
+    fn fill(&self, group: &mut Group<'_>, round: &mut Round) -> rusqlite::Result<bool> {
+        let kinds = self.open_kinds();
+        let owner = self.owner();
+        let trial = &self.inner().trial;
+        if kinds.is_empty() || owner.is_lost() || trial.is_on(self.now()) {
+            return Ok(true);
+        }
+        let idle = self.buffer.room(group.freed);
+        let pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let budget = pace.budget(self.workers, self.buffer.len(), |f| self.buffer.each_kind(f));
+        // Whoever only stores a job claims for idle workers; claiming ahead is the keeper's.
+        let ahead = if round.whole { budget.jobs } else { 0 };
+        let budget = RefCell::new(budget);
+        let wish = Wish {
+            owner: &owner,
+            kinds: &kinds,
+            idle,
+            ahead,
+            may_wait: &|kind| budget.borrow_mut().spend(kind),
+            runs_here: &|job| self.attempts.runs_here(job),
+        };
+        if idle > 0
+            && let Some(suspect) = claim_suspect(group, &wish, |kind| self.policy(kind))?
+        {
+            trial.begin(suspect.id, self.now());
+            round.claimed.push(suspect);
+            return Ok(true);
+        }
+        round.claimed = claim(group, &wish, &mut round.fairness)?;
+        Ok(round.claimed.len() >= idle)
+    }
+
+    fn policy(&self, kind: &str) -> RetryPolicy {
+        self.handlers.of(kind).map(|handler| handler.policy.clone()).unwrap_or_default()
+    }
+}
+
+impl Rider for Crew {
+    fn close(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
+        let mut round = self.round();
+        round.claimed.clear();
+        round.left = self.is_hungry() || group.claimable;
+        round.due = group.due_later.map_or(NEVER, |due| due.min(self.due.load(Ordering::Acquire)));
+        round.more = false;
+        if round.whole {
+            // Cleared before the look: what comes after it asks for another.
+            self.look.store(false, Ordering::Release);
+            round.more = let_in(group)?;
+            round.left = true;
+        }
+        if self.stage() == Stage::Working && round.left && (round.whole || self.buffer.room(group.freed) > 0) {
+            round.left = self.fill(group, &mut round)?;
+        }
+        if round.whole {
+            round.due = next_due(group)?.unwrap_or(NEVER);
+        }
+        Ok(())
+    }
+
+    fn committed(&self, outcome: Result<(), &StorageFault>) {
+        let mut round = self.round();
+        let whole = std::mem::take(&mut round.whole);
+        let claimed = std::mem::take(&mut round.claimed);
+        if outcome.is_err() {
+            // A claim that was not stored is not handed out.
+            claimed.iter().filter(|claim| claim.suspect).for_each(|claim| self.inner().trial.end(claim.id));
+            self.look.fetch_or(whole, Ordering::AcqRel);
+            return;
+        }
+        self.hungry.store(round.left, Ordering::Release);
+        if round.more {
+            self.look();
+        }
+        if whole || round.due != NEVER {
+            self.due.store(round.due, Ordering::Release);
+            self.bell.ring();
+        }
+        drop(round);
+        self.buffer.put(claimed, self.now());
+    }
+}
+
+/// Wakes the keeper. Rung any number of times before it looks, it rings once.
+pub(super) struct Bell {
+    send: Sender<()>,
+    receive: Receiver<()>,
+}
+
+impl Default for Bell {
+    fn default() -> Self {
+        let (send, receive) = bounded(1);
+        Bell { send, receive }
+    }
+}
+
+impl Bell {
+    pub(super) fn ring(&self) {
+        // Full: it has been rung and not heard yet.
+        let _ = self.send.try_send(());
+    }
+
+    /// Waits for a ring, at most this long.
+    pub(super) fn wait(&self, limit: Duration) {
+        let _ = self.receive.recv_timeout(limit);
+    }
+}

@@ -1,0 +1,100 @@
+//! Handlers by kind, with their types taken away.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::context::{Context, Flags, encode};
+use crate::enqueue::decode;
+use crate::error::{Error, Result};
+use crate::failure::safe_text;
+use crate::job::{Job, check_kind};
+use crate::outcome::Ended;
+use crate::retry::RetryPolicy;
+use crate::settle::Claim;
+use crate::store::Store;
+use crate::store::ended_by;
+
+/// Most kinds of a runner: one claim asks for all of them in one statement.
+pub(super) const MAX_KINDS: usize = 400;
+
+type Run = dyn Fn(Context, &Store) -> Ended + Send + Sync;
+
+/// What a runner knows of a kind.
+pub(super) struct Handler {
+    pub kind: &'static str,
+    former: &'static [&'static str],
+    pub policy: RetryPolicy,
+    pub timeout: Option<Duration>,
+    make: Box<dyn Fn(Store, Arc<Claim>, Arc<Flags>) -> Context + Send + Sync>,
+    run: Box<Run>,
+}
+
+impl Handler {
+    pub(super) fn new<J: Job>(f: impl Fn(J, &Context) -> anyhow::Result<J::Output> + Send + Sync + 'static) -> Handler {
+        let run = move |cx: Context, store: &Store| {
+            let payload = cx.claim.payload.as_deref();
+            let job = match payload.map(|payload| decode::<J>(cx.claim.shape, payload)) {
+                Some(Ok(job)) => job,
+                Some(Err(error)) => return undecodable(&format!("payload does not decode as {}: {error:#}", J::KIND)),
+                None => return undecodable("payload is gone"),
+            };
+            match f(job, &cx) {
+                Ok(output) => Ended::Done(encode(&output, store.inner.payload_limit)),
+                Err(error) => ended_by(&error),
+            }
+        };
+        Handler {
+            kind: J::KIND,
+            former: J::FORMER_KINDS,
+            policy: J::retry(),
+            timeout: J::timeout(),
+            make: Box::new(|store, claim, flags| Context::new::<J::Output>(store, claim, flags)),
+            run: Box::new(run),
+        }
+    }
+
+    /// Runs one attempt in this thread.
+    pub(super) fn run(&self, store: &Store, claim: Arc<Claim>, flags: Arc<Flags>) -> Ended {
+        (self.run)((self.make)(store.clone(), claim, flags), store)
+    }
+}
+
+fn undecodable(text: &str) -> Ended {
+    Ended::Undecodable { text: safe_text(text).into_owned() }
+}
+
+/// All handlers of a runner, under the present and the former names of their kinds.
+pub(super) struct Handlers {
+    handlers: Vec<Handler>,
+    by_name: HashMap<&'static str, usize>,
+}
+
+impl Handlers {
+    pub(super) fn new(handlers: Vec<Handler>) -> Result<Handlers> {
+        let mut by_name = HashMap::new();
+        for (at, handler) in handlers.iter().enumerate() {
+            for &name in std::iter::once(&handler.kind).chain(handler.former) {
+                check_kind(name)?;
+                if by_name.insert(name, at).is_some() {
+                    return Err(Error::DuplicateKind { kind: name.to_owned() });
+                }
+            }
+        }
+        if by_name.len() > MAX_KINDS {
+            return Err(Error::TooManyKinds { given: by_name.len(), limit: MAX_KINDS });
+        }
+        Ok(Handlers { handlers, by_name })
+    }
+
+    pub(super) fn of(&self, kind: &str) -> Option<&Handler> {
+        self.by_name.get(kind).map(|&at| &self.handlers[at])
+    }
+
+    /// All names, in a stable order.
+    pub(super) fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.by_name.keys().map(|&name| name.to_owned()).collect();
+        names.sort_unstable();
+        names
+    }
+}

@@ -1,0 +1,91 @@
+//! A runner without threads: everything that is due runs in the calling thread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::RunnerBuilder;
+use super::crew::Crew;
+use crate::error::Result;
+use crate::pen::{Act, Mode, Rider};
+use crate::schedule::Planner;
+
+const DRAIN: Act = Act { name: "drain", instead: "drain after the transaction" };
+
+/// Runs what is due in the calling thread, until nothing is: for tests, and for programs that walk a clock of their own.
+///
+/// ```
+/// # use birkez::{Context, Job, Runner, testing::{Drain, TempStore}};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Mail { to: String }
+/// # impl Job for Mail {
+/// #     const KIND: &'static str = "mail";
+/// #     type Output = ();
+/// #     fn key(&self) -> String { self.to.clone() }
+/// # }
+/// # fn main() -> anyhow::Result<()> {
+/// let folder = TempStore::new()?;
+/// let store = folder.open()?;
+/// let drain = Drain::new(Runner::builder(&store).handle(|_mail: Mail, _cx: &Context| Ok(())))?;
+/// let _ = store.enqueue(&Mail { to: "a@b.c".into() })?;
+/// assert_eq!(drain.drain()?, 1);
+/// assert_eq!(drain.drain()?, 0);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Drain {
+    crew: Arc<Crew>,
+    planner: Planner,
+}
+
+impl Drain {
+    /// Takes the handlers and schedules of a runner that is not started. Its number of workers plays no part, and limits
+    /// of time are not kept: there is no other thread to keep them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RunnerBuilder::start`].
+    pub fn new(builder: RunnerBuilder) -> Result<Drain> {
+        let (crew, planner) = builder.workers(1).build()?;
+        crew.buffer.add_idle();
+        let rider: Arc<dyn Rider> = Arc::clone(&crew) as _;
+        crew.inner().pen.attach(Arc::downgrade(&rider));
+        Ok(Drain { crew, planner })
+    }
+
+    /// Makes what its schedules owe and runs jobs until none is due; answers how many attempts were made.
+    ///
+    /// # Errors
+    ///
+    /// Those of writing the file. A handler's failure is none.
+    pub fn drain(&self) -> Result<usize> {
+        let mut attempts = 0;
+        loop {
+            if !self.planner.is_empty() {
+                self.planner.evaluate();
+            }
+            self.crew.ask_whole();
+            self.crew.inner().pen.write(DRAIN, Mode::default(), |_| Ok(()))?;
+            let mut ran = false;
+            loop {
+                match self.crew.buffer.try_take(&self.crew.inner().trial, self.crew.now()) {
+                    Ok(claim) => {
+                        self.crew.run(claim);
+                        attempts += 1;
+                        ran = true;
+                    }
+                    Err(Some(wait)) => std::thread::sleep(wait.max(Duration::from_millis(1))),
+                    Err(None) => break,
+                }
+            }
+            if !ran && self.crew.inner().endings.is_empty() && !self.crew.is_looking() {
+                return Ok(attempts);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Drain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Drain").field("store", &self.crew.store).finish_non_exhaustive()
+    }
+}

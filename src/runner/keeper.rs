@@ -1,0 +1,219 @@
+//! The keeper: one thread per runner that writes what has ended, claims what comes next, and keeps the time.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::crew::{Crew, NEVER, Stage};
+use super::neighbours::Neighbours;
+use super::stop::Stop;
+use super::worker;
+use crate::clock::Stopwatch;
+use crate::error::{Error, Result};
+use crate::outcome::Ended;
+use crate::pen::{Act, Mode};
+
+const ROUND: Act = Act { name: "writing a runner's jobs", instead: "nothing" };
+/// The wall clock is looked at this often at least: it may be set, and a sleep is not counted by the monotonic one.
+const LONGEST: Duration = Duration::from_secs(60);
+/// After a transaction that failed.
+const AFTER_FAULT: std::ops::RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_secs(2);
+/// Back-to-back transactions are broken by a gap after this long, since writers outside cannot be seen.
+const BURST: Duration = Duration::from_millis(20);
+const GAP: Duration = Duration::from_millis(2);
+/// After each transaction, while others have been seen to write.
+const NEIGHBOUR_GAP: Duration = Duration::from_millis(1);
+const NEIGHBOUR_SEEN: Duration = Duration::from_secs(1);
+
+pub(super) struct Keeper {
+    crew: Arc<Crew>,
+    stop: Arc<Stop>,
+    neighbours: Neighbours,
+    /// How often the file is looked at for what other processes did; `None`: never.
+    pace: Option<Duration>,
+    looked: Duration,
+    fault: Option<Duration>,
+    burst: Option<Stopwatch>,
+    neighbour_seen: Option<Stopwatch>,
+    version: Option<(i64, u64)>,
+    /// Workers that replace threads which were given up on.
+    spawned: Arc<Mutex<Vec<JoinHandle<()>>>>,
+}
+
+impl Keeper {
+    pub(super) fn spawn(
+        crew: &Arc<Crew>,
+        stop: &Arc<Stop>,
+        pace: Option<Duration>,
+        spawned: &Arc<Mutex<Vec<JoinHandle<()>>>>,
+    ) -> Result<JoinHandle<()>> {
+        let keeper = Keeper {
+            crew: Arc::clone(crew),
+            stop: Arc::clone(stop),
+            neighbours: Neighbours::new(crew)?,
+            pace,
+            looked: Duration::ZERO,
+            fault: None,
+            burst: None,
+            neighbour_seen: None,
+            version: None,
+            spawned: Arc::clone(spawned),
+        };
+        let path = crew.store.path().to_owned();
+        std::thread::Builder::new()
+            .name("birkez-keeper".into())
+            .spawn(move || keeper.run())
+            .map_err(|source| Error::Io { act: "starting the keeper's thread for", path, source })
+    }
+
+    fn run(mut self) {
+        loop {
+            self.keep_time();
+            if self.crew.stage() != Stage::Working && self.stop.advance(&self.crew) {
+                break;
+            }
+            if self.crew.has_work() {
+                self.round();
+            } else {
+                self.burst = None;
+                self.crew.bell.wait(self.nap());
+            }
+        }
+    }
+
+    /// What the passing of time brings: limits of attempts, stale claims, due jobs, other processes.
+    fn keep_time(&mut self) {
+        let now = self.crew.now();
+        for late in self.crew.attempts.give_up_late(now) {
+            let limit = late.limit.unwrap_or_default();
+            tracing::warn!(job = late.claim.id, kind = late.claim.kind, ?limit, "an attempt took too long");
+            self.crew.push(late.claim, Ended::TimedOut { limit });
+            self.replace_worker();
+        }
+        self.crew.give_back(self.crew.buffer.take_stale(now));
+        if self.crew.stage() != Stage::Working {
+            return;
+        }
+        if self.crew.due.load(std::sync::atomic::Ordering::Acquire) <= self.crew.inner().clock.wall() {
+            self.crew.due.store(NEVER, std::sync::atomic::Ordering::Release);
+            self.crew.look();
+        }
+        self.renew_owner();
+        if self.pace.is_some_and(|pace| now >= self.looked + pace) {
+            self.looked = now;
+            // A look that met a locked file is made again at the next.
+            if let Err(error) = self.neighbours.look(&self.crew) {
+                tracing::debug!(%error, "a look at the file for other processes failed");
+            }
+        }
+        if let Err(error) = self.neighbours.watch(&self.crew) {
+            tracing::debug!(%error, "a look at other processes failed");
+        }
+    }
+
+    /// The thread of a late attempt is lost until it comes back: another takes its place, up to as many as there are
+    /// workers.
+    fn replace_worker(&self) {
+        if self.crew.attempts.given_up() > self.crew.workers {
+            return;
+        }
+        match worker::spawn(&self.crew) {
+            Ok(thread) => self.spawned.lock().unwrap_or_else(PoisonError::into_inner).push(thread),
+            Err(error) => tracing::error!(%error, "a worker could not be replaced"),
+        }
+    }
+
+    /// A process that was declared gone registers anew; what it had claimed is not its own any more.
+    fn renew_owner(&self) {
+        if !self.crew.owner().is_lost() {
+            return;
+        }
+        for claim in self.crew.buffer.empty(false) {
+            self.crew.inner().trial.end(claim.id);
+        }
+        match self.crew.inner().owner() {
+            Ok(owner) => {
+                *self.crew.owner.lock().unwrap_or_else(PoisonError::into_inner) = owner;
+                self.crew.look();
+            }
+            Err(error) => tracing::debug!(%error, "this process could not be registered anew yet"),
+        }
+    }
+
+    fn round(&mut self) {
+        self.leave_gap();
+        self.crew.ask_whole();
+        let outcome = self.crew.inner().pen.write(ROUND, Mode::default(), |group| {
+            let version = group.statement("PRAGMA data_version")?.query_row([], |row| row.get::<_, i64>(0))?;
+            Ok(version)
+        });
+        match outcome {
+            Ok(version) => {
+                self.note_neighbours(version);
+                if self.fault.take().is_some() {
+                    tracing::info!("the runner writes again");
+                }
+            }
+            Err(error) => self.bear(&error),
+        }
+    }
+
+    /// A busy keeper leaves gaps for writers outside, which it cannot see.
+    fn leave_gap(&mut self) {
+        let seen = self.neighbour_seen.is_some_and(|seen| seen.elapsed() < NEIGHBOUR_SEEN);
+        let burst = *self.burst.get_or_insert_with(Stopwatch::start);
+        if burst.elapsed() >= BURST {
+            std::thread::sleep(GAP);
+            self.burst = Some(Stopwatch::start());
+        } else if seen {
+            std::thread::sleep(NEIGHBOUR_GAP);
+        }
+    }
+
+    /// `data_version` on the pen's own connection leaves out the pen's commits; the beat's are taken off here.
+    fn note_neighbours(&mut self, version: i64) {
+        let beats = self.crew.owner().commits();
+        if let Some((last, last_beats)) = self.version
+            && version != last
+            && beats == last_beats
+        {
+            self.neighbour_seen = Some(Stopwatch::start());
+        }
+        self.version = Some((version, beats));
+    }
+
+    /// A fault is reported when it begins, not at each of its returns, and waited out.
+    fn bear(&mut self, error: &Error) {
+        if self.fault.is_none() {
+            tracing::error!(code = error.code(), %error, "the runner cannot write");
+        }
+        let pause = self.fault.map_or(*AFTER_FAULT.start(), |last| (last * 2).min(*AFTER_FAULT.end()));
+        self.fault = Some(pause);
+        if matches!(error, Error::NewerSchema { .. } | Error::Damaged { .. } | Error::NotADatabase { .. }) {
+            // Nothing that this process does can mend it.
+            self.crew.attempts.give_up_all();
+            self.stop.at_once(error.to_string());
+            self.crew.set_stage(Stage::Stopping);
+        }
+        std::thread::sleep(pause.min(self.stop.patience(&self.crew)));
+    }
+
+    /// How long there is nothing to do, unless the bell rings.
+    fn nap(&self) -> Duration {
+        let now = self.crew.now();
+        let due = self.crew.due.load(std::sync::atomic::Ordering::Acquire);
+        let until_due = due.saturating_sub(self.crew.inner().clock.wall()).max(1);
+        let mut nap = Duration::from_millis(u64::try_from(until_due).unwrap_or(1)).min(LONGEST);
+        let others = [
+            self.crew.attempts.next_limit(now),
+            self.neighbours.next_watch(now),
+            self.pace.map(|pace| (self.looked + pace).saturating_sub(now)),
+            (self.crew.buffer.len() > 0).then_some(Duration::from_millis(250)),
+            (self.crew.stage() != Stage::Working).then(|| self.stop.patience(&self.crew)),
+        ];
+        for other in others.into_iter().flatten() {
+            nap = nap.min(other);
+        }
+        nap.max(Duration::from_micros(100))
+    }
+}

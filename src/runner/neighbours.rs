@@ -1,0 +1,101 @@
+//! Seeing what other processes do to the file, without writing: a look at `data_version` at a fixed pace, on a connection
+//! that never writes.
+
+use std::time::Duration;
+
+use rusqlite::{Connection, params};
+
+use super::crew::Crew;
+use crate::connect::within;
+use crate::error::{Error, Result};
+use crate::owner::{Holder, find_gone, reap};
+use crate::sql;
+
+/// A read gives up after this and is tried again at the next look.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How often the locks and beats of other owners are looked at, while they hold leases.
+const WATCH: Duration = Duration::from_secs(1);
+
+pub(super) struct Neighbours {
+    connection: Connection,
+    version: Option<i64>,
+    /// When the other owners are looked at next; `None` while none of them holds a lease.
+    watch_at: Option<Duration>,
+    /// Whether the next look is at all of them, leases or none.
+    all: bool,
+}
+
+impl Neighbours {
+    pub(super) fn new(crew: &Crew) -> Result<Neighbours> {
+        let act = "opening a connection that watches";
+        let connection = crew.inner().connector.open().map_err(|source| Error::Storage { act, source })?;
+        Ok(Neighbours { connection, version: None, watch_at: Some(Duration::ZERO), all: true })
+    }
+
+    /// Looks whether another connection has committed since the last look, and if so, whether that concerns this crew.
+    pub(super) fn look(&mut self, crew: &Crew) -> rusqlite::Result<()> {
+        // The version first: what is committed after it shows as a change at the next look.
+        let version = within(PATIENCE, || {
+            self.connection.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0))
+        })?;
+        if self.version == Some(version) {
+            return Ok(());
+        }
+        if within(PATIENCE, || anything_for(&self.connection, crew))? {
+            crew.look();
+        }
+        if self.watch_at.is_none() && within(PATIENCE, || self.foreign_leases(crew))? {
+            self.watch_at = Some(crew.now() + WATCH);
+        }
+        self.version = Some(version);
+        Ok(())
+    }
+
+    fn foreign_leases(&self, crew: &Crew) -> rusqlite::Result<bool> {
+        let ask = "SELECT EXISTS (SELECT 1 FROM main.birkez_lease WHERE runner <> ?1)";
+        self.connection.prepare_cached(ask)?.query_row([crew.owner().id], |row| row.get(0))
+    }
+
+    /// How long until the other owners are looked at.
+    pub(super) fn next_watch(&self, now: Duration) -> Option<Duration> {
+        self.watch_at.map(|at| at.saturating_sub(now))
+    }
+
+    /// Looks at the other owners, if it is time, and takes back what those held that are gone.
+    pub(super) fn watch(&mut self, crew: &Crew) -> Result<()> {
+        let now = crew.now();
+        if self.watch_at.is_none_or(|at| now < at) {
+            return Ok(());
+        }
+        let me = crew.owner().id;
+        let all = self.all;
+        let holders = within(PATIENCE, || match all {
+            true => Holder::all(&self.connection, me),
+            false => Holder::of_leases(&self.connection, me),
+        });
+        let holders = holders.map_err(|source| Error::Storage { act: "looking at other processes", source })?;
+        self.all = false;
+        self.watch_at = (!holders.is_empty()).then_some(now + WATCH);
+        let inner = crew.inner();
+        let mut watch = inner.watch.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let gone = find_gone(&mut watch, &holders, crew.store.path(), &*inner.clock);
+        if !gone.is_empty() && reap(&inner.pen, &mut watch, gone)? > 0 {
+            crew.look();
+        }
+        Ok(())
+    }
+}
+
+fn anything_for(connection: &Connection, crew: &Crew) -> rusqlite::Result<bool> {
+    let now = crew.inner().clock.wall();
+    if connection.prepare_cached(sql::ANYTHING_DUE)?.query_row(params![now], |row| row.get(0))? {
+        return Ok(true);
+    }
+    let mut ask = connection.prepare_cached(sql::ANYTHING_CLAIMABLE)?;
+    for kind in crew.open_kinds() {
+        if ask.query_row([kind], |row| row.get(0))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

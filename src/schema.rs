@@ -1,0 +1,95 @@
+//! The tables in the file: made, checked, and brought up to date.
+
+use std::path::Path;
+
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
+
+use crate::connect::explain_open;
+use crate::error::{Error, Result};
+use crate::sql;
+
+/// The version this program writes, described by `schema.sql`.
+pub(crate) const VERSION: i64 = STEPS.len() as i64 + 1;
+
+/// How a file of version *n* becomes one of version *n + 1*: step *n - 1*, in one transaction with all later ones and the
+/// version row. A step that keeps programs of the version before it right leaves `oldest_writer` alone.
+const STEPS: [fn(&Transaction<'_>) -> rusqlite::Result<()>; 0] = [];
+
+const SCHEMA: &str = include_str!("../schema.sql");
+const FIRST_ROW: &str = "INSERT INTO birkez_version (one, version, oldest_writer) VALUES (1, ?1, ?2)";
+/// The oldest version whose programs may write beside this one's.
+const OLDEST_WRITER: i64 = 1;
+
+/// What the version row says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub version: i64,
+    pub oldest_writer: i64,
+}
+
+impl Found {
+    pub(crate) fn may_write(self) -> bool {
+        self.oldest_writer <= VERSION
+    }
+
+    pub(crate) fn refuse(self, path: &Path) -> Error {
+        Error::NewerSchema {
+            path: path.to_owned(),
+            found: self.version,
+            oldest_writer: self.oldest_writer,
+            known: VERSION,
+        }
+    }
+}
+
+/// Makes the tables or brings them up to date. Losing a race for it is no error: the check is made again under the
+/// writer lock.
+pub(crate) fn prepare(connection: &Connection, path: &Path) -> Result<()> {
+    let explain = |error| explain_open(error, path);
+    match read(connection).map_err(explain)? {
+        Some(found) if !found.may_write() => return Err(found.refuse(path)),
+        Some(found) if found.version >= VERSION => return Ok(()),
+        _ => {}
+    }
+    let tx = Transaction::new_unchecked(connection, TransactionBehavior::Immediate).map_err(explain)?;
+    match read(&tx).map_err(explain)? {
+        Some(found) if !found.may_write() => return Err(found.refuse(path)),
+        Some(found) => upgrade(&tx, found.version).map_err(explain)?,
+        None => create(&tx, path)?,
+    }
+    tx.commit().map_err(explain)
+}
+
+fn read(connection: &Connection) -> rusqlite::Result<Option<Found>> {
+    let known = "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'birkez_version'";
+    if connection.query_row(known, [], |_| Ok(())).optional()?.is_none() {
+        return Ok(None);
+    }
+    let row = |row: &rusqlite::Row<'_>| Ok(Found { version: row.get(0)?, oldest_writer: row.get(1)? });
+    connection.query_row(sql::VERSION, [], row).optional()
+}
+
+fn create(tx: &Transaction<'_>, path: &Path) -> Result<()> {
+    let taken = "SELECT name FROM main.sqlite_schema WHERE name LIKE 'birkez\\_%' ESCAPE '\\' ORDER BY name LIMIT 1";
+    let explain = |error| explain_open(error, path);
+    if let Some(table) = tx.query_row(taken, [], |row| row.get(0)).optional().map_err(explain)? {
+        return Err(Error::ForeignSchema { path: path.to_owned(), table });
+    }
+    tx.execute_batch(SCHEMA).map_err(explain)?;
+    tx.execute(FIRST_ROW, [VERSION, OLDEST_WRITER]).map_err(explain)?;
+    Ok(())
+}
+
+fn upgrade(tx: &Transaction<'_>, from: i64) -> rusqlite::Result<()> {
+    let done = usize::try_from(from - 1).unwrap_or(0);
+    for step in STEPS.iter().skip(done) {
+        step(tx)?;
+    }
+    if from < VERSION {
+        tx.execute(
+            "UPDATE main.birkez_version SET version = ?1, oldest_writer = max(oldest_writer, ?2)",
+            [VERSION, OLDEST_WRITER],
+        )?;
+    }
+    Ok(())
+}

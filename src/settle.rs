@@ -1,0 +1,219 @@
+//! Writing what became of a claimed job, fenced by its lease.
+
+use std::sync::Arc;
+
+use rusqlite::params;
+
+use crate::failure::Class;
+use crate::outcome::{Next, Output, Settlement};
+use crate::owner::Owner;
+use crate::pen::Group;
+use crate::sql;
+
+/// A job in the hands of a worker.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub id: i64,
+    pub kind: String,
+    pub key: String,
+    pub payload: Option<String>,
+    pub shape: u32,
+    pub priority: i64,
+    pub run_at: i64,
+    pub attempt: u32,
+    pub token: i64,
+    pub since: i64,
+    pub deadline: Option<i64>,
+    /// It was claimed before by a process that died.
+    pub suspect: bool,
+    /// It belongs to the callers of `once`.
+    pub for_callers: bool,
+    pub owner: Arc<Owner>,
+}
+
+/// What came of a settling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// It is written now, or was written by an earlier try whose COMMIT seemed to fail.
+    Written,
+    /// The lease is somebody else's, or nobody's.
+    LeaseLost,
+}
+
+/// Whether `claim` still holds its lease.
+pub(crate) fn holds(group: &Group<'_>, claim: &Claim) -> rusqlite::Result<bool> {
+    let mut ask = group.statement(sql::HOLDS_LEASE)?;
+    ask.exists(params![claim.id, claim.owner.id, claim.token])
+}
+
+pub(crate) fn settle(group: &mut Group<'_>, claim: &Claim, settlement: &Settlement) -> rusqlite::Result<Settled> {
+    let ended = group.statement(sql::END_LEASE)?.execute(params![claim.id, claim.owner.id, claim.token])?;
+    if ended == 0 {
+        let before = group.statement(sql::WAS_SETTLED)?.exists(params![claim.id, claim.token])?;
+        return Ok(if before { Settled::Written } else { Settled::LeaseLost });
+    }
+    if let Next::Done(output) = &settlement.next {
+        write_done(group, claim, settlement, output)?;
+    } else {
+        write_other(group, claim, settlement)?;
+    }
+    if let Some(record) = &settlement.record {
+        group.statement(sql::RECORD_ATTEMPT)?.execute(params![
+            claim.id,
+            claim.token,
+            claim.attempt,
+            record.class.as_str(),
+            record.text,
+            record.charged,
+            claim.since,
+            group.now,
+        ])?;
+    }
+    Ok(Settled::Written)
+}
+
+fn write_done(
+    group: &mut Group<'_>,
+    claim: &Claim,
+    settlement: &Settlement,
+    output: &Output,
+) -> rusqlite::Result<()> {
+    let (result, note) = match output {
+        Output::Stored(json) => (Some(json), None),
+        Output::NotStored(note) => (None, Some(*note)),
+    };
+    group.statement(sql::SETTLE_DONE)?.execute(params![
+        claim.id,
+        claim.token,
+        settlement.attempts,
+        result,
+        note,
+        group.now
+    ])?;
+    group.count(&claim.kind, 2, 1);
+    Ok(())
+}
+
+fn write_other(group: &mut Group<'_>, claim: &Claim, settlement: &Settlement) -> rusqlite::Result<()> {
+    let (mut state, mut gate, mut run_at, mut reason, mut finished) = (0, None, claim.run_at, None, None);
+    match &settlement.next {
+        Next::Waiting { run_at: at } => {
+            run_at = *at;
+            gate = Some(if claim.for_callers { 4 } else { i64::from(*at <= group.now) });
+        }
+        Next::Back => {
+            gate = Some(match (claim.for_callers, claim.suspect) {
+                (true, _) => 4,
+                (false, true) => 3,
+                (false, false) => 1,
+            });
+        }
+        Next::Parked { reason: why } => (state, reason) = (1, Some(why)),
+        Next::Dead => (state, finished) = (3, Some(group.now)),
+        Next::Done(_) => unreachable!("written elsewhere"),
+    }
+    if gate.is_some() && !claim.for_callers {
+        group.note_due(run_at);
+    }
+    group.statement(sql::SETTLE)?.execute(params![
+        claim.id,
+        state,
+        gate,
+        run_at,
+        claim.token,
+        settlement.attempts,
+        settlement.deadline,
+        reason,
+        settlement.class.map(Class::as_str),
+        settlement.record.as_ref().map(|record| &record.text),
+        finished,
+        settlement.next == Next::Back,
+    ])?;
+    if finished.is_some() {
+        group.count(&claim.kind, state, 1);
+    }
+    Ok(())
+}
+
+/// Takes back everything that an owner held which is gone, by the verdicts that stand in its leases.
+///
+/// A claim does not charge, so what it held becomes suspect, uncharged. Only what was a suspect already was charged in
+/// its claim, and may have spent its last attempt.
+pub(crate) fn take_back(group: &mut Group<'_>, runner: i64) -> rusqlite::Result<usize> {
+    let mut ask = group.statement(sql::LEASES_OF)?;
+    let leases: Vec<Held> = ask.query_map([runner], Held::read)?.collect::<rusqlite::Result<_>>()?;
+    for held in &leases {
+        take_back_one(group, held)?;
+    }
+    group.statement(sql::DROP_LEASES_OF)?.execute([runner])?;
+    group.claimable |= !leases.is_empty();
+    Ok(leases.len())
+}
+
+struct Held {
+    job: i64,
+    token: i64,
+    attempt: u32,
+    since: i64,
+    on_crash: i64,
+    kind: String,
+    attempts: u32,
+    gate: Option<i64>,
+}
+
+impl Held {
+    fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Held> {
+        Ok(Held {
+            job: row.get(0)?,
+            token: row.get(1)?,
+            attempt: row.get(2)?,
+            since: row.get(3)?,
+            on_crash: row.get(4)?,
+            kind: row.get(5)?,
+            attempts: row.get(6)?,
+            gate: row.get(7)?,
+        })
+    }
+}
+
+fn take_back_one(group: &mut Group<'_>, held: &Held) -> rusqlite::Result<()> {
+    let charged = held.attempts >= held.attempt;
+    let (state, class) = match (held.on_crash, charged) {
+        (1, _) => (1, Some(Class::UnknownOutcome)),
+        (2, true) => (3, Some(Class::Crashed)),
+        (_, true) => (0, Some(Class::Crashed)),
+        (_, false) => (0, None),
+    };
+    let text = class.map(|_| "its process died");
+    let gate = (state == 0).then_some(if held.gate == Some(4) { 4 } else { 3 });
+    let reason = (state == 1).then_some(Class::UnknownOutcome.as_str());
+    let finished = (state == 3).then_some(group.now);
+    group.statement(sql::TAKE_BACK)?.execute(params![
+        held.job,
+        state,
+        gate,
+        held.token + 1,
+        (state == 0).then_some(group.now),
+        reason,
+        class.map(Class::as_str),
+        text,
+        finished,
+    ])?;
+    if let Some(class) = class {
+        group.statement(sql::RECORD_ATTEMPT)?.execute(params![
+            held.job,
+            held.token,
+            held.attempt,
+            class.as_str(),
+            text,
+            charged,
+            held.since,
+            group.now,
+        ])?;
+    }
+    if finished.is_some() {
+        group.count(&held.kind, state, 1);
+    }
+    Ok(())
+}
+

@@ -1,0 +1,223 @@
+//! Every statement that birkez runs, in the order of a job's life. Values are always bound, never pasted.
+
+/// Whether this program may write, asked in every write transaction.
+pub(crate) const VERSION: &str = "SELECT version, oldest_writer FROM main.birkez_version WHERE one = 1";
+
+// ---- enqueue
+
+/// `gate` is bound, since a job that is due at once needs no look before it can be claimed.
+pub(crate) const INSERT_JOB: &str = "
+INSERT INTO main.birkez_job (kind, key, payload, shape, fingerprint, gate, run_at, priority, ordering_key, version, created_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+ON CONFLICT (kind, key) DO NOTHING";
+
+const KNOWN_JOB_COLUMNS: &str = "
+SELECT job.id, job.kind, job.payload, job.shape, job.fingerprint, job.state, job.gate, job.run_at, job.attempts,
+       job.reason, job.result, job.result_note, job.error_class, job.error_text, lease.runner, job.claims, job.suspect,
+       job.deadline
+FROM main.birkez_job AS job LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
+WHERE job.kind = ?1 AND job.key = ?2";
+
+/// The job that has a key.
+pub(crate) const JOB_BY_KEY: &str = KNOWN_JOB_COLUMNS;
+
+/// A row of another language's script has no fingerprint until it is first compared.
+pub(crate) const SET_FINGERPRINT: &str =
+    "UPDATE main.birkez_job SET fingerprint = ?2 WHERE id = ?1 AND fingerprint IS NULL";
+
+// ---- let in what has come due
+
+/// Also the first look at a plain INSERT: what it left out is filled in.
+pub(crate) const LET_IN: &str = "
+UPDATE main.birkez_job
+SET gate = 1,
+    run_at = CASE run_at WHEN 0 THEN ?1 ELSE run_at END,
+    created_at = CASE created_at WHEN 0 THEN ?1 ELSE created_at END
+WHERE id IN (SELECT id FROM main.birkez_job WHERE gate = 0 AND run_at <= ?1 ORDER BY run_at LIMIT ?2)";
+
+pub(crate) const NEXT_DUE: &str = "SELECT run_at FROM main.birkez_job WHERE gate = 0 ORDER BY run_at LIMIT 1";
+
+// ---- claim
+
+const CANDIDATE: &str = "
+SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate
+FROM main.birkez_job
+WHERE gate = {gate} AND kind = ?{kind} AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id)";
+
+/// Claimable jobs of `kinds` kinds (parameters 1 to `kinds`) in claiming order: a merge of one index range a kind, read
+/// only as far as it is stepped. Jobs that run already are passed over; there are never more of those than leases.
+pub(crate) fn candidates(kinds: usize, suspects: bool) -> String {
+    let gate = if suspects { "3" } else { "1" };
+    let branches: Vec<_> =
+        (1..=kinds).map(|n| CANDIDATE.replace("{gate}", gate).replace("{kind}", &n.to_string())).collect();
+    format!("{} ORDER BY priority DESC, run_at, id", branches.join(" UNION ALL "))
+}
+
+/// The next priority below `?2` that has a claimable job of the kind.
+pub(crate) const PRIORITY_BELOW: &str = "
+SELECT priority FROM main.birkez_job WHERE gate = 1 AND kind = ?1 AND priority < ?2 ORDER BY priority DESC LIMIT 1";
+
+/// The oldest claimable job of a kind at a priority.
+pub(crate) const CANDIDATE_AT: &str = "
+SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate
+FROM main.birkez_job
+WHERE gate = 1 AND kind = ?1 AND priority = ?2
+  AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id)
+ORDER BY run_at, id LIMIT 1";
+
+/// The claim. A lease that is there can be taken over only when its runner has ended or was never there; whoever takes
+/// it gets a token above the one it had.
+pub(crate) const CLAIM: &str = "
+INSERT INTO main.birkez_lease (job_id, runner, token, attempt, since, on_crash)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+ON CONFLICT (job_id) DO UPDATE
+SET runner = excluded.runner, token = max(excluded.token, token + 2), attempt = excluded.attempt,
+    since = excluded.since, on_crash = excluded.on_crash
+WHERE on_crash = 0
+  AND NOT EXISTS (SELECT 1 FROM main.birkez_runner WHERE id = birkez_lease.runner AND ended_at IS NULL)
+RETURNING token";
+
+/// A suspect is charged in its claim's commit, so that a crash finds it charged.
+pub(crate) const CHARGE: &str = "UPDATE main.birkez_job SET attempts = ?2 WHERE id = ?1";
+
+// ---- settle
+
+pub(crate) const HOLDS_LEASE: &str =
+    "SELECT 1 FROM main.birkez_lease WHERE job_id = ?1 AND runner = ?2 AND token = ?3";
+
+/// The fence: no row, no settling.
+pub(crate) const END_LEASE: &str = "DELETE FROM main.birkez_lease WHERE job_id = ?1 AND runner = ?2 AND token = ?3";
+
+/// Whether a settle that found no lease has been applied before (its COMMIT was reported as failed).
+pub(crate) const WAS_SETTLED: &str = "
+SELECT 1 FROM main.birkez_job
+WHERE id = ?1 AND claims = ?2 AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = ?1)";
+
+pub(crate) const SETTLE_DONE: &str = "
+UPDATE main.birkez_job
+SET state = 2, gate = NULL, claims = ?2, attempts = ?3, result = ?4, result_note = ?5, suspect = NULL, finished_at = ?6
+WHERE id = ?1";
+
+/// Every other ending. A gate of NULL asks for the one the job had.
+pub(crate) const SETTLE: &str = "
+UPDATE main.birkez_job
+SET state = ?2, gate = ?3, run_at = ?4, claims = ?5, attempts = ?6, deadline = ?7, reason = ?8,
+    error_class = coalesce(?9, error_class), error_text = coalesce(?10, error_text), finished_at = ?11,
+    suspect = CASE WHEN ?12 THEN suspect END
+WHERE id = ?1";
+
+pub(crate) const RECORD_ATTEMPT: &str = "
+INSERT INTO main.birkez_attempt (job_id, token, attempt, class, text, charged, started_at, ended_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (job_id, token) DO NOTHING";
+
+pub(crate) const COUNT: &str = "
+INSERT INTO main.birkez_count (kind, state, n) VALUES (?1, ?2, ?3)
+ON CONFLICT (kind, state) DO UPDATE SET n = n + excluded.n";
+
+// ---- owners
+
+pub(crate) const REGISTER_RUNNER: &str = "
+INSERT INTO main.birkez_runner (uuid, has_lock, boot, host, pid, program, lease_ms, started_at, heard_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8)";
+
+pub(crate) const BEAT: &str =
+    "UPDATE main.birkez_runner SET beat = beat + 1, heard_at = ?2 WHERE id = ?1 AND ended_at IS NULL";
+
+pub(crate) const END_RUNNER: &str =
+    "UPDATE main.birkez_runner SET ended_at = ?2, heard_at = ?2, ending = ?3 WHERE id = ?1 AND ended_at IS NULL";
+
+/// Owners other than `?1` that hold leases; one whose row is missing or ended has no uuid here.
+pub(crate) const FOREIGN_HOLDERS: &str = "
+SELECT held.runner, live.uuid, live.has_lock, live.boot, live.beat, live.lease_ms
+FROM (SELECT DISTINCT runner FROM main.birkez_lease WHERE runner <> ?1) AS held
+LEFT JOIN main.birkez_runner AS live ON live.id = held.runner AND live.ended_at IS NULL";
+
+/// Rows of owners that are live by their row, leases or none.
+pub(crate) const LIVE_RUNNERS: &str = "
+SELECT id, uuid, has_lock, boot, beat, lease_ms FROM main.birkez_runner WHERE ended_at IS NULL AND id <> ?1";
+
+pub(crate) const RUNNER_BEAT: &str = "SELECT beat FROM main.birkez_runner WHERE id = ?1 AND ended_at IS NULL";
+
+pub(crate) const LEASES_OF: &str = "
+SELECT lease.job_id, lease.token, lease.attempt, lease.since, lease.on_crash, job.kind, job.attempts, job.gate
+FROM main.birkez_lease AS lease JOIN main.birkez_job AS job ON job.id = lease.job_id
+WHERE lease.runner = ?1";
+
+pub(crate) const DROP_LEASES_OF: &str = "DELETE FROM main.birkez_lease WHERE runner = ?1";
+
+/// `claims` goes above the token that was out, so that whoever held it can tell this from its own settling.
+pub(crate) const TAKE_BACK: &str = "
+UPDATE main.birkez_job
+SET state = ?2, gate = ?3, claims = ?4, suspect = ?5, reason = ?6,
+    error_class = coalesce(?7, error_class), error_text = coalesce(?8, error_text), finished_at = ?9
+WHERE id = ?1";
+
+// ---- look
+
+pub(crate) const ANYTHING_DUE: &str = "SELECT EXISTS (SELECT 1 FROM main.birkez_job WHERE gate = 0 AND run_at <= ?1)";
+
+/// One term a gate: a partial index serves only a literal.
+pub(crate) const ANYTHING_CLAIMABLE: &str = "
+SELECT EXISTS (SELECT 1 FROM main.birkez_job
+               WHERE gate = 1 AND kind = ?1
+                 AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id))
+    OR EXISTS (SELECT 1 FROM main.birkez_job
+               WHERE gate = 3 AND kind = ?1
+                 AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id))";
+
+const JOB_COLUMNS: &str = "
+SELECT job.id, job.kind, job.key, job.state, lease.job_id IS NOT NULL, job.run_at, job.priority, job.attempts,
+       job.reason, job.error_class, job.error_text, job.created_at, job.finished_at, lease.since, job.ordering_key,
+       job.version, job.suspect, job.gate
+FROM main.birkez_job AS job LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id";
+
+pub(crate) fn job_by_id() -> String {
+    format!("{JOB_COLUMNS} WHERE job.id = ?1")
+}
+
+pub(crate) fn job_by_name() -> String {
+    format!("{JOB_COLUMNS} WHERE job.kind = ?1 AND job.key = ?2")
+}
+
+pub(crate) const ATTEMPTS: &str = "
+SELECT attempt, class, text, charged, started_at, ended_at FROM main.birkez_attempt WHERE job_id = ?1 ORDER BY token";
+
+pub(crate) const COUNTS: &str = "SELECT kind, state, n FROM main.birkez_count WHERE n > 0 ORDER BY kind, state";
+
+// ---- schedules
+
+/// Registering keeps the mark. A definition that has changed starts from now: it does not fire for the past.
+pub(crate) const REGISTER_SCHEDULE: &str = "
+INSERT INTO main.birkez_schedule (name, calendar, zone, born, mark) VALUES (?1, ?2, ?3, ?4, ?4)
+ON CONFLICT (name) DO UPDATE
+SET calendar = excluded.calendar, zone = excluded.zone,
+    mark = CASE WHEN calendar = excluded.calendar THEN mark ELSE excluded.mark END,
+    failures = 0, error = NULL, error_at = NULL, try_at = NULL
+WHERE calendar <> excluded.calendar OR zone <> excluded.zone OR error IS NOT NULL";
+
+pub(crate) const SCHEDULES: &str = "
+SELECT id, name, calendar, zone, born, mark, failures, error, error_at, try_at FROM main.birkez_schedule ORDER BY name";
+
+pub(crate) const SCHEDULE_BY_NAME: &str = "
+SELECT id, name, calendar, zone, born, mark, failures, error, error_at, try_at FROM main.birkez_schedule WHERE name = ?1";
+
+/// Only if the mark is still where it was read.
+pub(crate) const MOVE_MARK: &str = "
+UPDATE main.birkez_schedule
+SET mark = ?3, failures = 0, error = NULL, error_at = NULL, try_at = NULL WHERE id = ?1 AND mark = ?2";
+
+pub(crate) const MAKE_OCCURRENCE: &str = "
+INSERT INTO main.birkez_occurrence (schedule, occurrence, due_at, made_at, jobs) VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT (schedule, occurrence) DO NOTHING";
+
+pub(crate) const NOTE_CONFLICTS: &str =
+    "UPDATE main.birkez_occurrence SET conflicts = ?3 WHERE schedule = ?1 AND occurrence = ?2";
+
+pub(crate) const SCHEDULE_FAILED: &str = "
+UPDATE main.birkez_schedule
+SET failures = failures + 1, error = ?3, error_at = ?4, try_at = ?5 WHERE id = ?1 AND mark = ?2";
+
+pub(crate) const OCCURRENCES: &str = "
+SELECT made.occurrence, made.due_at, made.made_at, made.jobs, made.conflicts
+FROM main.birkez_occurrence AS made JOIN main.birkez_schedule AS schedule ON schedule.id = made.schedule
+WHERE schedule.name = ?1 ORDER BY made.occurrence DESC LIMIT ?2";

@@ -1,0 +1,191 @@
+//! Settings of a store, and the checks at its opening.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode};
+
+use super::{Inner, Store};
+use crate::clock::{Clock, Stopwatch, SystemClock};
+use crate::connect::{Connector, Durability, check_engine, explain_open, locate, within};
+use crate::error::{Error, Result};
+use crate::endings::Endings;
+use crate::pen::{Pen, Rider};
+use crate::schema;
+use crate::trial::Trial;
+
+/// Between two tries at switching a file to WAL, where SQLite does not ask the busy handler.
+const SWITCH_PAUSE: Duration = Duration::from_millis(2);
+
+/// Settings of a [`Store`]; made by [`Store::builder`].
+#[derive(Clone)]
+#[must_use]
+pub struct StoreBuilder {
+    path: PathBuf,
+    connector: Connector,
+    clock: Arc<dyn Clock>,
+    pool_size: u32,
+    busy: Duration,
+    lease: Duration,
+    payload_limit: usize,
+    switch_to_wal: bool,
+    accept_engine: bool,
+}
+
+impl StoreBuilder {
+    pub(super) fn new(path: &Path) -> StoreBuilder {
+        StoreBuilder {
+            path: path.to_owned(),
+            connector: Connector { path: PathBuf::new(), durability: Durability::Full, hook: None },
+            clock: Arc::new(SystemClock::default()),
+            pool_size: 4,
+            busy: Duration::from_secs(10),
+            lease: Duration::from_secs(30),
+            payload_limit: 256 * 1024,
+            switch_to_wal: false,
+            accept_engine: false,
+        }
+    }
+
+    /// How strongly a commit is kept. Defaults to [`Durability::Full`].
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.connector.durability = durability;
+        self
+    }
+
+    /// How many connections may read at once. They are opened when needed. 0 counts as 1. Defaults to 4.
+    pub fn pool_size(mut self, connections: u32) -> Self {
+        self.pool_size = connections.max(1);
+        self
+    }
+
+    /// How long a call waits for other connections before it answers [`Error::Busy`]. Defaults to 10 s.
+    pub fn busy_deadline(mut self, limit: Duration) -> Self {
+        self.busy = limit.max(Duration::from_millis(1));
+        self
+    }
+
+    /// How long the beat of a process may stand still before its jobs are taken back, where its lock cannot tell that it
+    /// died. It bounds no job's length. Defaults to 30 s, at least 30 ms.
+    pub fn lease(mut self, length: Duration) -> Self {
+        self.lease = length.max(Duration::from_millis(30));
+        self
+    }
+
+    /// The largest payload and the largest stored output, in bytes. Defaults to 256 KiB.
+    pub fn payload_limit(mut self, bytes: usize) -> Self {
+        self.payload_limit = bytes;
+        self
+    }
+
+    /// Where the time comes from. Defaults to [`SystemClock`].
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Runs first on every connection that birkez opens, such as for a host's `PRAGMA key`. Defaults to nothing.
+    pub fn on_connect(
+        mut self,
+        hook: impl Fn(&Connection) -> rusqlite::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.connector.hook = Some(Arc::new(hook));
+        self
+    }
+
+    /// Switches an existing file to WAL instead of refusing it. It stays in WAL mode afterwards.
+    pub fn switch_to_wal(mut self) -> Self {
+        self.switch_to_wal = true;
+        self
+    }
+
+    /// Accepts an SQLite without the fix of the WAL-reset fault, which can lose committed data.
+    pub fn accept_engine(mut self) -> Self {
+        self.accept_engine = true;
+        self
+    }
+
+    /// Opens the store.
+    ///
+    /// # Errors
+    ///
+    /// The file is not fit, each case with its own code: see the table at [`Error`]. The file stays as it was.
+    pub fn open(mut self) -> Result<Store> {
+        check_engine(self.accept_engine)?;
+        self.connector.path = locate(&self.path)?;
+        let busy = self.busy;
+        let connection = within(busy, || self.open_connection())?;
+        let pen = Pen::new(self.connector.clone(), connection, Arc::clone(&self.clock), busy);
+        let endings = Arc::new(Endings::new(Arc::clone(&self.clock)));
+        let rider: Arc<dyn Rider> = Arc::clone(&endings) as _;
+        pen.attach(Arc::downgrade(&rider));
+        Ok(Store {
+            inner: Arc::new(Inner {
+                pen,
+                endings,
+                watch: Mutex::default(),
+                connector: self.connector,
+                clock: self.clock,
+                busy,
+                lease: self.lease,
+                payload_limit: self.payload_limit,
+                pool_size: self.pool_size,
+                pool: OnceLock::new(),
+                owner: Mutex::new(None),
+                trial: Trial::default(),
+            }),
+        })
+    }
+
+    fn open_connection(&self) -> Result<Connection> {
+        let path = &self.connector.path;
+        let connection = self.connector.open().map_err(|error| explain_open(error, path))?;
+        self.ensure_wal(&connection)?;
+        schema::prepare(&connection, path)?;
+        Ok(connection)
+    }
+
+    fn ensure_wal(&self, connection: &Connection) -> Result<()> {
+        let path = &self.connector.path;
+        let explain = |error| explain_open(error, path);
+        let waited = Stopwatch::start();
+        loop {
+            let mode = journal_mode(connection, "PRAGMA main.journal_mode").or_else(busy_is_none).map_err(explain)?;
+            if mode.as_deref() == Some("wal") {
+                return Ok(());
+            }
+            let pages = connection.query_row("PRAGMA main.page_count", [], |row| row.get::<_, i64>(0));
+            let pages = pages.map(Some).or_else(busy_is_none).map_err(explain)?;
+            match (mode, pages) {
+                (Some(mode), Some(pages)) if pages > 0 && !self.switch_to_wal => {
+                    return Err(Error::NotWal { path: path.clone(), mode });
+                }
+                (Some(_), Some(_)) => {
+                    let switched = journal_mode(connection, "PRAGMA main.journal_mode = WAL").or_else(busy_is_none);
+                    if switched.map_err(explain)?.as_deref() == Some("wal") {
+                        return Ok(());
+                    }
+                }
+                _ => {}
+            }
+            if waited.left(self.busy).is_none() {
+                let waited_ms = u64::try_from(self.busy.as_millis()).unwrap_or(u64::MAX);
+                return Err(Error::Busy { act: "switching the file to WAL", waited_ms });
+            }
+            std::thread::sleep(SWITCH_PAUSE);
+        }
+    }
+}
+
+fn journal_mode(connection: &Connection, pragma: &str) -> rusqlite::Result<Option<String>> {
+    connection.query_row(pragma, [], |row| row.get(0)).map(Some)
+}
+
+/// The switch answers "locked" at once, whatever the busy handler would have said.
+fn busy_is_none<T>(error: rusqlite::Error) -> rusqlite::Result<Option<T>> {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Ok(None),
+        _ => Err(error),
+    }
+}

@@ -1,0 +1,154 @@
+//! Looking at jobs.
+
+use chrono::{DateTime, Utc};
+use rusqlite::{OptionalExtension, Row};
+use serde::Serialize;
+
+use super::Store;
+use crate::error::Result;
+use crate::failure::Class;
+use crate::job::{Failure, State, instant};
+use crate::sql;
+
+/// A job as it stands, without its payload.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct JobInfo {
+    /// Its number in the file.
+    pub id: i64,
+    /// Its kind, under the name it was stored with.
+    pub kind: String,
+    /// Its key.
+    pub key: String,
+    /// Where it is in its life.
+    pub state: State,
+    /// When it runs, or ran, next: now, later, or after a failure.
+    pub run_at: DateTime<Utc>,
+    /// Larger is sooner.
+    pub priority: i64,
+    /// Attempts charged to it.
+    pub attempts: u32,
+    /// What it is parked for.
+    pub parked_for: Option<String>,
+    /// Its last failure, also when it has succeeded since.
+    pub last_failure: Option<Failure>,
+    /// When it was enqueued. `None` for a plain INSERT that no runner has looked at yet.
+    pub created_at: Option<DateTime<Utc>>,
+    /// When it came to an end.
+    pub finished_at: Option<DateTime<Utc>>,
+    /// Since when it runs, if it does.
+    pub running_since: Option<DateTime<Utc>>,
+    /// Its ordering key.
+    pub ordering_key: Option<String>,
+    /// Its version within its ordering key.
+    pub version: Option<i64>,
+    /// When a process died that held it, if it has not been settled since.
+    pub suspect_since: Option<DateTime<Utc>>,
+    /// It belongs to the callers of [`Store::once`]: no runner claims it.
+    pub for_callers: bool,
+}
+
+/// An attempt that did not end well.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Attempt {
+    /// Its number, from 1. An uncharged one has the number of the attempt after it.
+    pub number: u32,
+    /// How it failed.
+    pub failure: Failure,
+    /// Whether it counts against the job's attempts.
+    pub charged: bool,
+    /// When it was claimed.
+    pub started_at: DateTime<Utc>,
+    /// When it ended, or was found to have ended.
+    pub ended_at: DateTime<Utc>,
+}
+
+impl Store {
+    /// The job with this number.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file.
+    pub fn job(&self, id: i64) -> Result<Option<JobInfo>> {
+        self.read("looking at a job", |tx| tx.prepare_cached(&sql::job_by_id())?.query_row([id], read_job).optional())
+    }
+
+    /// The job of `kind` with this key. Former names of the kind are not asked.
+    ///
+    /// ```
+    /// # fn main() -> anyhow::Result<()> {
+    /// # let store = birkez::testing::TempStore::new()?.open()?;
+    /// assert!(store.find("mail", "invoice-17")?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file.
+    pub fn find(&self, kind: &str, key: &str) -> Result<Option<JobInfo>> {
+        self.read("looking for a job", |tx| {
+            tx.prepare_cached(&sql::job_by_name())?.query_row([kind, key], read_job).optional()
+        })
+    }
+
+    /// The attempts of a job that did not end well, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file.
+    pub fn attempts(&self, id: i64) -> Result<Vec<Attempt>> {
+        self.read("looking at a job's attempts", |tx| {
+            tx.prepare_cached(sql::ATTEMPTS)?.query_map([id], read_attempt)?.collect()
+        })
+    }
+
+    /// How many jobs of each kind came to an end, by state. Counted as they end, not scanned.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file.
+    pub fn finished(&self) -> Result<Vec<(String, State, i64)>> {
+        self.read("counting finished jobs", |tx| {
+            let row = |row: &Row<'_>| Ok((row.get(0)?, State::stored(row.get(1)?, false), row.get(2)?));
+            tx.prepare_cached(sql::COUNTS)?.query_map([], row)?.collect()
+        })
+    }
+}
+
+fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
+    let state = State::stored(row.get(3)?, row.get(4)?);
+    let class: Option<String> = row.get(9)?;
+    let created: i64 = row.get(11)?;
+    let text: Option<String> = row.get(10)?;
+    Ok(JobInfo {
+        id: row.get(0)?,
+        kind: row.get(1)?,
+        key: row.get(2)?,
+        state,
+        run_at: instant(row.get(5)?),
+        priority: row.get(6)?,
+        attempts: row.get(7)?,
+        parked_for: row.get(8)?,
+        last_failure: class.map(|class| Failure { class: Class::stored(&class), text: text.unwrap_or_default() }),
+        created_at: (created != 0).then(|| instant(created)),
+        finished_at: row.get::<_, Option<i64>>(12)?.map(instant),
+        running_since: row.get::<_, Option<i64>>(13)?.map(instant),
+        ordering_key: row.get(14)?,
+        version: row.get(15)?,
+        suspect_since: row.get::<_, Option<i64>>(16)?.map(instant),
+        for_callers: row.get::<_, Option<i64>>(17)? == Some(4),
+    })
+}
+
+fn read_attempt(row: &Row<'_>) -> rusqlite::Result<Attempt> {
+    let class: String = row.get(1)?;
+    Ok(Attempt {
+        number: row.get(0)?,
+        failure: Failure { class: Class::stored(&class), text: row.get(2)? },
+        charged: row.get(3)?,
+        started_at: instant(row.get(4)?),
+        ended_at: instant(row.get(5)?),
+    })
+}

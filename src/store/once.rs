@@ -1,0 +1,272 @@
+//! `once`: run here and now under the key, or answer what came of it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, PoisonError};
+
+use super::Store;
+use crate::claim::{Candidate, claim_known};
+use crate::context::{Context, Flags, encode};
+use crate::endings::Ending;
+use crate::enqueue::{Answer, Compared, Known, NewJob, Stored, ToCompare, compare, store};
+use crate::error::{Error, Result};
+use crate::failure::{Class, Verdict, panic_text, text_of, verdict_of};
+use crate::job::{Job, State};
+use crate::outcome::Ended;
+use crate::owner::{Holder, Owner, find_gone, reap};
+use crate::pen::{Act, Group, Mode, OpResult};
+use crate::retry::RetryPolicy;
+use crate::settle::{Claim, Settled};
+
+const ONCE: Act = Act { name: "once", instead: "once before or after the transaction" };
+/// A repeat must find the first one's claim and its end, whatever happens to the machine in between.
+const SYNCED: Mode = Mode { atomic: true, synced: true };
+
+/// What claiming for a caller came to.
+enum Turn {
+    Claimed(Box<Claim>),
+    Known(Box<Answer>),
+    HeldBy(i64, Box<Answer>),
+    MustCompare(ToCompare),
+}
+
+impl Store {
+    /// Runs `f` under the job's key, in this thread, and stores what it returns; a repeat of the key returns the stored
+    /// output without running anything.
+    ///
+    /// A job born here belongs to its callers: no runner claims it. When `f` fails, the attempt is on record and the next
+    /// `once` may run it at once, whatever its backoff; a permanent failure or spent attempts make it dead, and `once`
+    /// then answers the stored error. One whose process died can be claimed again. Claim and completion are synced
+    /// whatever the store's durability.
+    ///
+    /// ```
+    /// # use birkez::Job;
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct CloseMonth { month: String }
+    /// # impl Job for CloseMonth {
+    /// #     const KIND: &'static str = "close-month";
+    /// #     type Output = i64;
+    /// #     fn key(&self) -> String { self.month.clone() }
+    /// # }
+    /// # fn main() -> anyhow::Result<()> {
+    /// # let store = birkez::testing::TempStore::new()?.open()?;
+    /// let month = CloseMonth { month: "2026-11".into() };
+    /// assert_eq!(store.once(&month, |_cx| Ok(42))?, 42);
+    /// assert_eq!(store.once(&month, |_cx| unreachable!("it is done"))?, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InProgress`] if it is running elsewhere; [`Error::Failed`] if `f` failed; [`Error::Dead`],
+    /// [`Error::Cancelled`], [`Error::Parked`] if it ended so before; [`Error::NotForCallers`] if it was enqueued for
+    /// runners; [`Error::ResultGone`], [`Error::ResultUnreadable`] if it is done and its output is not to be had;
+    /// [`Error::LeaseLost`] if this process was declared gone meanwhile; otherwise as [`enqueue`](Store::enqueue).
+    ///
+    /// # Panics
+    ///
+    /// If `f` panics, after putting the attempt on record.
+    pub fn once<J: Job>(
+        &self,
+        job: &J,
+        f: impl FnOnce(&Context) -> anyhow::Result<J::Output>,
+    ) -> Result<J::Output> {
+        if self.inner.pen.is_held_here() {
+            return Err(Error::InsideTransaction { act: ONCE.name, instead: ONCE.instead });
+        }
+        let new = NewJob::encode(job, self.inner.payload_limit)?;
+        match self.claim_for_caller(&new, J::retry())? {
+            Turn::Claimed(claim) => self.run_for_caller::<J>(Arc::new(*claim), f),
+            Turn::Known(answer) => answer_caller::<J>(&answer.row, &new.key),
+            Turn::HeldBy(_, answer) => {
+                Err(Error::InProgress { kind: J::KIND.to_owned(), key: new.key, id: answer.id })
+            }
+            Turn::MustCompare(_) => unreachable!("compared in claim_for_caller"),
+        }
+    }
+
+    fn claim_for_caller(&self, job: &NewJob, policy: RetryPolicy) -> Result<Turn> {
+        let owner = self.inner.owner()?;
+        let mut compared = Compared::new();
+        let mut asked = false;
+        loop {
+            let (job, owner, policy, known) = (job.clone(), Arc::clone(&owner), policy.clone(), compared.clone());
+            let op = move |group: &mut Group<'_>| claim_or_answer(group, &owner, &job, policy, &known);
+            match self.inner.pen.write(ONCE, SYNCED, op)? {
+                Turn::MustCompare(question) => compare(vec![question], &mut compared),
+                Turn::HeldBy(holder, answer) => {
+                    // Asked once: whoever is not gone now is at work.
+                    if asked || !self.take_back_if_gone(holder)? {
+                        return Ok(Turn::HeldBy(holder, answer));
+                    }
+                    asked = true;
+                }
+                turn => return Ok(turn),
+            }
+        }
+    }
+
+    fn take_back_if_gone(&self, holder: i64) -> Result<bool> {
+        let me = self.inner.owner()?.id;
+        let holders = self.read("looking for a dead process", |tx| Holder::all(tx, me))?;
+        let mut watch = self.inner.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gone = find_gone(&mut watch, &holders, self.path(), &*self.inner.clock);
+        gone.retain(|gone| gone.id() == holder);
+        let found = !gone.is_empty();
+        reap(&self.inner.pen, &mut watch, gone)?;
+        Ok(found)
+    }
+
+    fn run_for_caller<J: Job>(
+        &self,
+        claim: Arc<Claim>,
+        f: impl FnOnce(&Context) -> anyhow::Result<J::Output>,
+    ) -> Result<J::Output> {
+        self.wait_for_start(&claim);
+        let flags = Arc::new(Flags::default());
+        let cx = Context::new::<J::Output>(self.clone(), Arc::clone(&claim), Arc::clone(&flags));
+        let result = catch_unwind(AssertUnwindSafe(|| f(&cx)));
+        self.inner.trial.end(claim.id);
+        if flags.settled.load(Ordering::Acquire) {
+            return match result {
+                Ok(Ok(output)) => Ok(output),
+                // It is done all the same: what `commit` stored is the answer.
+                Ok(Err(_)) => self.stored_output::<J>(&claim),
+                Err(panic) => resume_unwind(panic),
+            };
+        }
+        let ended = match &result {
+            Ok(Ok(output)) => Ended::Done(encode(output, self.inner.payload_limit)),
+            Ok(Err(error)) => ended_by(error),
+            Err(panic) => Ended::Panicked { text: panic_text(&**panic) },
+        };
+        let failed = failed::<J>(&claim, &ended);
+        let settled = self.settle_for_caller(&claim, ended, J::retry());
+        match result {
+            Ok(Ok(output)) => match settled? {
+                Settled::Written => Ok(output),
+                Settled::LeaseLost => Err(Error::LeaseLost { kind: claim.kind.clone(), key: claim.key.clone() }),
+            },
+            Ok(Err(_)) => Err(failed),
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    fn settle_for_caller(&self, claim: &Arc<Claim>, ended: Ended, policy: RetryPolicy) -> Result<Settled> {
+        let told = Arc::new(OnceLock::new());
+        let ending = Ending { claim: Arc::clone(claim), ended, policy, told: Some(Arc::clone(&told)) };
+        self.inner.endings.push(ending);
+        self.inner.pen.write(ONCE, SYNCED, |_| Ok(()))?;
+        Ok(told.get().copied().unwrap_or(Settled::Written))
+    }
+
+    fn stored_output<J: Job>(&self, claim: &Claim) -> Result<J::Output> {
+        let known = self.read("reading an output", |tx| {
+            tx.prepare_cached(crate::sql::JOB_BY_KEY)?.query_row([&claim.kind, &claim.key], Known::read)
+        })?;
+        known.output(&claim.key)
+    }
+
+    /// A suspect starts by itself, and nothing starts beside a suspect.
+    fn wait_for_start(&self, claim: &Claim) {
+        let inner = &self.inner;
+        while claim.suspect && !inner.trial.begin(claim.id, inner.clock.monotonic()) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        while let Err(wait) = inner.trial.may_start(claim.id, inner.clock.monotonic()) {
+            std::thread::sleep(wait.min(std::time::Duration::from_millis(1)));
+        }
+    }
+}
+
+/// What an error returned by a handler ends its attempt as.
+pub(crate) fn ended_by(error: &anyhow::Error) -> Ended {
+    let text = text_of(error);
+    let storage = error.chain().find_map(|link| link.downcast_ref::<Error>());
+    match storage {
+        // Storage contention is never a job's failure.
+        Some(Error::Busy { .. } | Error::DiskFull { .. } | Error::OutcomeUnknown { .. }) => {
+            Ended::StorageTrouble { text }
+        }
+        _ => Ended::Failed { verdict: verdict_of(error), text },
+    }
+}
+
+fn claim_or_answer(
+    group: &mut Group<'_>,
+    owner: &Arc<Owner>,
+    job: &NewJob,
+    policy: RetryPolicy,
+    compared: &Compared,
+) -> OpResult<Turn> {
+    let answer = match store(group, job, compared, true)? {
+        Stored::MustCompare(question) => return Ok(Turn::MustCompare(question)),
+        Stored::Answered(answer) => answer,
+    };
+    match (answer.row.state, answer.row.holder) {
+        (State::Running, Some(holder)) => Ok(Turn::HeldBy(holder, answer)),
+        (State::Waiting, _) if answer.row.for_callers => {
+            match claim_known(group, owner, candidate(&answer.row, job), policy)? {
+                Some(claim) => Ok(Turn::Claimed(Box::new(claim))),
+                None => Ok(Turn::Known(answer)),
+            }
+        }
+        _ => Ok(Turn::Known(answer)),
+    }
+}
+
+fn candidate(row: &Known, job: &NewJob) -> Candidate {
+    Candidate {
+        id: row.id,
+        kind: row.kind.clone(),
+        key: job.key.clone(),
+        payload: None,
+        shape: row.shape,
+        priority: 0,
+        run_at: row.run_at,
+        attempts: row.attempts,
+        claims: row.claims,
+        deadline: row.deadline,
+        suspect: row.is_suspect,
+        for_callers: true,
+    }
+}
+
+/// The answer to a repeat.
+fn answer_caller<J: Job>(row: &Known, key: &str) -> Result<J::Output> {
+    let (kind, key) = (J::KIND.to_owned(), key.to_owned());
+    match row.state {
+        State::Done => row.output(&key),
+        State::Dead => {
+            let failure = row.failure();
+            Err(Error::Dead { kind, key, class: failure.class.to_string(), text: failure.text })
+        }
+        State::Cancelled => Err(Error::Cancelled { kind, key }),
+        State::Parked => Err(Error::Parked { kind, key, reason: row.reason.clone().unwrap_or_default() }),
+        State::Running => Err(Error::InProgress { kind, key, id: row.id }),
+        State::Waiting => Err(Error::NotForCallers { kind, key, existing: row.job_ref() }),
+    }
+}
+
+/// The error for a caller whose closure did not succeed.
+fn failed<J: Job>(claim: &Claim, ended: &Ended) -> Error {
+    let policy = J::retry();
+    let more = !policy.is_last(claim.attempt);
+    let (class, text, retryable) = match ended {
+        Ended::Failed { verdict: Verdict::Permanent, text } => (Class::Permanent, text.as_str(), false),
+        Ended::Failed { verdict: Verdict::Park(_), text } => (Class::Parked, text.as_str(), false),
+        Ended::Failed { verdict: Verdict::Transient, text } => (Class::Transient, text.as_str(), more),
+        Ended::Failed { text, .. } | Ended::StorageTrouble { text } => (Class::Transient, text.as_str(), true),
+        Ended::Panicked { text } => (Class::Panic, text.as_str(), more),
+        _ => (Class::Transient, "", more),
+    };
+    Error::Failed {
+        kind: claim.kind.clone(),
+        key: claim.key.clone(),
+        class: class.to_string(),
+        text: text.to_owned(),
+        attempt: claim.attempt,
+        retryable,
+    }
+}
