@@ -2,8 +2,8 @@
 --
 -- These tables live in the app's own database, beside the app's tables. birkez touches nothing else in the file: not
 -- user_version, not application_id, not another table. They are not STRICT, since one STRICT table makes a whole file
--- unreadable for SQLite before 3.37; the CHECKs hold the types instead. All times are integer milliseconds since
--- 1970-01-01 UTC.
+-- unreadable for SQLite before 3.37; the CHECKs hold the types instead (without IN lists of three or more, for which
+-- SQLite makes a b-tree at each write). All times are integer milliseconds since 1970-01-01 UTC.
 --
 -- A script in any language may enqueue with
 --     INSERT INTO birkez_job (kind, key, payload) VALUES ('mail', 'invoice-17', '{"to":"…"}');
@@ -20,23 +20,25 @@ CREATE TABLE birkez_version (
 -- One row per (kind, key), for as long as the key must be known: it stays when the payload and the result are retired.
 CREATE TABLE birkez_job (
     id           INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused; order of enqueueing
-    kind         TEXT NOT NULL CHECK (typeof(kind) = 'text' AND length(CAST(kind AS BLOB)) BETWEEN 1 AND 128),
-    key          TEXT NOT NULL CHECK (typeof(key) = 'text' AND length(CAST(key AS BLOB)) BETWEEN 1 AND 512
+    -- The library keeps kinds to 128 bytes and keys to 512. Here it is characters: how many bytes one has depends on the
+    -- encoding of the app's file.
+    kind         TEXT NOT NULL CHECK (typeof(kind) = 'text' AND length(kind) BETWEEN 1 AND 128),
+    key          TEXT NOT NULL CHECK (typeof(key) = 'text' AND length(key) BETWEEN 1 AND 512
                                       AND instr(key, char(0)) = 0),
-    payload      TEXT CHECK (typeof(payload) IN ('text', 'blob', 'null')),  -- JSON; NULL once retired
+    payload      TEXT CHECK (typeof(payload) <> 'integer' AND typeof(payload) <> 'real'),  -- JSON; NULL once retired
     shape        INTEGER NOT NULL DEFAULT 1 CHECK (typeof(shape) = 'integer'),  -- which form of the payload it is
     -- A format byte and 16 bytes of SHA-256 over the content that must not change under a key. NULL: not computed yet.
     fingerprint  BLOB CHECK (fingerprint IS NULL OR (typeof(fingerprint) = 'blob' AND length(fingerprint) = 17)),
 
     -- 0 waiting, 1 parked, 2 done, 3 dead, 4 cancelled. *Running* is stored nowhere: it is waiting with a row in
     -- birkez_lease.
-    state        INTEGER NOT NULL DEFAULT 0 CHECK (state IN (0, 1, 2, 3, 4)),
+    state        INTEGER NOT NULL DEFAULT 0 CHECK (typeof(state) = 'integer' AND state BETWEEN 0 AND 4),
     -- Where a waiting job stands. It exists so that no claim walks rows it cannot take; every change of state, run_at
     -- or ordering_key sets it anew.
     --   0 not yet looked at, or not yet due        1 claimable
     --   2 behind the head of its ordering key      3 suspect: was claimed by a process that died, claimed by itself
     --   4 belongs to the callers of `once`, never claimed by a runner
-    gate         INTEGER DEFAULT 0 CHECK (gate IN (0, 1, 2, 3, 4)),
+    gate         INTEGER DEFAULT 0 CHECK (gate IS NULL OR (typeof(gate) = 'integer' AND gate BETWEEN 0 AND 4)),
     run_at       INTEGER NOT NULL DEFAULT 0 CHECK (typeof(run_at) = 'integer'),  -- 0: as soon as it is looked at
     priority     INTEGER NOT NULL DEFAULT 0 CHECK (typeof(priority) = 'integer'),  -- larger is sooner
     ordering_key TEXT CHECK (typeof(ordering_key) IN ('text', 'null')),
@@ -57,7 +59,7 @@ CREATE TABLE birkez_job (
 
     UNIQUE (kind, key),          -- what makes a job the same job
     CHECK ((state = 0) = (gate IS NOT NULL)),
-    CHECK ((state IN (2, 3, 4)) = (finished_at IS NOT NULL)),
+    CHECK ((state >= 2) = (finished_at IS NOT NULL)),
     CHECK ((state = 1) = (reason IS NOT NULL))
 );
 
@@ -76,7 +78,7 @@ CREATE TABLE birkez_lease (
     since    INTEGER NOT NULL,
     -- What a crash of this attempt means, so that whoever takes it back needs no handler to know:
     -- 0 runs again, 1 is parked as unknown_outcome, 2 is dead.
-    on_crash INTEGER NOT NULL CHECK (on_crash IN (0, 1, 2))
+    on_crash INTEGER NOT NULL CHECK (on_crash BETWEEN 0 AND 2)
 );
 
 -- Attempts that did not end well, and only those.

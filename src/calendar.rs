@@ -59,7 +59,7 @@ use self::walk::Walk;
 /// Its `Display` is one canonical text, from which `FromStr` makes it again: the cron line with single spaces, or
 /// `daily 03:00`, `weekly mon 09:00`, `monthly 31 09:00`, `every 900s`; then `(last-day)` or `(skip)` if short months
 /// are not treated in the form's usual way. Two calendars are equal when their texts are.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Calendar {
     form: Form,
     short_months: ShortMonths,
@@ -159,10 +159,11 @@ impl Calendar {
     ///
     /// [`CalendarFault::NeverFires`] if with `Skip` nothing is left.
     pub fn short_months(self, short_months: ShortMonths) -> Result<Calendar, CalendarError> {
+        if !self.form.has_month_days() {
+            return Ok(self);
+        }
         let text = self.form.to_string();
-        let anchored = self.rule.clone();
-        let calendar = Calendar::new(&text, short_months, self.form)?;
-        Ok(if let Rule::Every { .. } = anchored { Calendar { rule: anchored, ..calendar } } else { calendar })
+        Calendar::new(&text, short_months, self.form)
     }
 
     fn usual(form: Form) -> Result<Calendar, CalendarError> {
@@ -275,6 +276,12 @@ impl PartialEq for Calendar {
 }
 
 impl Eq for Calendar {}
+
+impl fmt::Debug for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Calendar({self})")
+    }
+}
 
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -186,18 +186,12 @@ fn first(group: &Group<'_>, wish: &Wish<'_>, suspects: bool) -> rusqlite::Result
     Ok(None)
 }
 
-fn take(
-    group: &Group<'_>,
-    owner: &Arc<Owner>,
-    candidate: Candidate,
-    on_crash: i64,
-) -> rusqlite::Result<Option<Claim>> {
+fn take(group: &Group<'_>, owner: &Arc<Owner>, candidate: Candidate, on_crash: i64) -> rusqlite::Result<Option<Claim>> {
     let attempt = candidate.attempts.saturating_add(1);
-    let taken: Option<i64> = group
-        .statement(sql::CLAIM)?
-        .query_row(params![candidate.id, owner.id, candidate.claims + 1, attempt, group.now, on_crash], |row| row.get(0))
-        .optional()?;
-    Ok(taken.map(|token| Claim {
+    let token = candidate.claims + 1;
+    let lease = params![candidate.id, owner.id, token, attempt, group.now, on_crash];
+    let taken = group.statement(sql::CLAIM)?.execute(lease)? == 1;
+    Ok(taken.then(|| Claim {
         id: candidate.id,
         kind: candidate.kind,
         key: candidate.key,
@@ -217,12 +211,7 @@ fn take(
 
 impl Fairness {
     /// The job whose turn it is, after enough others have started in front of it.
-    fn turn(
-        &mut self,
-        group: &Group<'_>,
-        wish: &Wish<'_>,
-        taken: &[Candidate],
-    ) -> rusqlite::Result<Option<Candidate>> {
+    fn turn(&mut self, group: &Group<'_>, wish: &Wish<'_>, taken: &[Candidate]) -> rusqlite::Result<Option<Candidate>> {
         let Some(top) = taken.iter().map(|candidate| candidate.priority).max() else { return Ok(None) };
         let Some(below) = level_below(group, wish, top)? else {
             self.passed_over = 0;

@@ -60,6 +60,11 @@ impl Connector {
         // for a `file:` URI.
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(&self.path, flags)?;
+        // A file that it may not write SQLite opens for reading, without a word.
+        if connection.is_readonly(rusqlite::MAIN_DB)? {
+            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_READONLY);
+            return Err(rusqlite::Error::SqliteFailure(code, None));
+        }
         self.prepare(&connection)?;
         Ok(connection)
     }
@@ -101,6 +106,11 @@ fn wait_a_little(_tries: i32) -> bool {
     let Some(left) = since.left(limit) else { return false };
     std::thread::sleep(Duration::from_micros(fastrand::u64(POLL)).min(left));
     true
+}
+
+/// How long this thread has been inside [`within`].
+fn waited_ms() -> u64 {
+    DEADLINE.get().map_or(0, |(since, _)| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX))
 }
 
 pub(crate) fn check_engine(accepted: bool) -> Result<()> {
@@ -159,6 +169,9 @@ pub(crate) fn explain_open(error: rusqlite::Error, path: &Path) -> Error {
             Error::Unwritable { path, cause: error.to_string() }
         }
         Some(ErrorCode::DiskFull) => Error::DiskFull { act: "opening the store" },
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            Error::Busy { act: "opening the store", waited_ms: waited_ms() }
+        }
         _ => Error::Storage { act: "opening the store", source: error },
     }
 }

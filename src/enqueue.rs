@@ -158,8 +158,11 @@ impl Known {
     pub(crate) fn output<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<T> {
         let (kind, key) = (self.kind.clone(), key.to_owned());
         match &self.result {
-            Some(result) => serde_json::from_str(result)
-                .map_err(|source| Error::ResultUnreadable { kind, key, source: source.into() }),
+            Some(result) => serde_json::from_str(result).map_err(|source| Error::ResultUnreadable {
+                kind,
+                key,
+                source: source.into(),
+            }),
             None => {
                 let note = self.result_note.clone().unwrap_or_else(|| "retired".to_owned());
                 Err(Error::ResultGone { kind, key, note })
@@ -287,14 +290,17 @@ fn fresh(id: i64, job: &NewJob, run_at: i64, for_callers: bool) -> Answer {
 
 fn meet(group: &Group<'_>, job: &NewJob, known: Known, compared: &Compared) -> OpResult<Stored> {
     let new = job.fingerprint.bytes();
-    let same = |row: Known, compared| Ok(Stored::Answered(Box::new(Answer { id: row.id, fresh: false, compared, row })));
+    let same =
+        |row: Known, compared| Ok(Stored::Answered(Box::new(Answer { id: row.id, fresh: false, compared, row })));
     if known.fingerprint.as_deref() == Some(new) {
         return same(known, true);
     }
     let reused =
         |row: &Known| Error::KeyReused { kind: job.kind.to_owned(), key: job.key.clone(), existing: row.job_ref() };
     let Some(payload) = &known.payload else {
-        return if known.shape == job.shape { Err(reused(&known).into()) } else { same(known, false) };
+        // Only a fingerprint of the same shape can tell.
+        let can_tell = known.shape == job.shape && known.fingerprint.is_some();
+        return if can_tell { Err(reused(&known).into()) } else { same(known, false) };
     };
     match compared.get(&known.id) {
         None => Ok(Stored::MustCompare(ToCompare {
@@ -304,7 +310,10 @@ fn meet(group: &Group<'_>, job: &NewJob, known: Known, compared: &Compared) -> O
             recompute: job.recompute,
         })),
         Some(Some(stored)) => {
-            group.statement(sql::SET_FINGERPRINT)?.execute(params![known.id, stored.bytes()])?;
+            // What was upgraded before it was compared has the fingerprint of another shape.
+            if known.shape == job.shape {
+                group.statement(sql::SET_FINGERPRINT)?.execute(params![known.id, stored.bytes()])?;
+            }
             if stored.bytes() == new { same(known, true) } else { Err(reused(&known).into()) }
         }
         Some(None) if known.shape == job.shape => Err(reused(&known).into()),

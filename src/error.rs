@@ -437,7 +437,9 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Failed { retryable, .. } => *retryable,
-            Error::InProgress { .. } | Error::Busy { .. } | Error::DiskFull { .. } | Error::OutcomeUnknown { .. } => true,
+            Error::InProgress { .. } | Error::Busy { .. } | Error::DiskFull { .. } | Error::OutcomeUnknown { .. } => {
+                true
+            }
             _ => false,
         }
     }

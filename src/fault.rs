@@ -7,15 +7,32 @@ use crate::error::Error;
 /// What a failed group tells each of its members: an [`Error`] that can be given to many.
 #[derive(Clone, Debug)]
 pub(crate) enum StorageFault {
-    Busy { waited_ms: u64 },
+    Busy {
+        waited_ms: u64,
+    },
     DiskFull,
-    Unknown { cause: String },
-    Interrupted { held_ms: u64 },
+    Unknown {
+        cause: String,
+    },
+    Interrupted {
+        held_ms: u64,
+    },
     /// A closure of the user's ended the transaction.
     Ended,
-    Newer { path: PathBuf, found: i64, oldest_writer: i64, known: i64 },
-    Damaged { path: PathBuf, cause: String },
-    Other { code: rusqlite::ffi::Error, text: Option<String> },
+    Newer {
+        path: PathBuf,
+        found: i64,
+        oldest_writer: i64,
+        known: i64,
+    },
+    Damaged {
+        path: PathBuf,
+        cause: String,
+    },
+    Other {
+        code: rusqlite::ffi::Error,
+        text: Option<String>,
+    },
 }
 
 impl StorageFault {
@@ -51,4 +68,3 @@ impl StorageFault {
         }
     }
 }
-

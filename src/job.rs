@@ -118,7 +118,11 @@ pub fn in_future(delay: Duration) -> DateTime<Utc> {
 
 /// The instant of a stored time; one outside the calendar is as far as the calendar goes.
 pub(crate) fn instant(millis: i64) -> DateTime<Utc> {
-    DateTime::from_timestamp_millis(millis).unwrap_or(if millis < 0 { DateTime::<Utc>::MIN_UTC } else { DateTime::<Utc>::MAX_UTC })
+    DateTime::from_timestamp_millis(millis).unwrap_or(if millis < 0 {
+        DateTime::<Utc>::MIN_UTC
+    } else {
+        DateTime::<Utc>::MAX_UTC
+    })
 }
 
 /// Where a job is in its life.

@@ -1,4 +1,61 @@
 //! birkez: a job runs once per key.
+//!
+//! An embedded, synchronous job runner on SQLite. Jobs lie in the app's own database file; a pool of threads runs them;
+//! a unique key taken from the work itself makes a repeat harmless.
+//!
+//! ```
+//! use birkez::{Context, Job, Runner, Store};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct PostStatement { card: String, date: chrono::NaiveDate }
+//!
+//! impl Job for PostStatement {
+//!     const KIND: &'static str = "post-statement";
+//!     type Output = usize;
+//!     fn key(&self) -> String { format!("{}/{}", self.card, self.date) }
+//! }
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! # let folder = birkez::testing::TempStore::new()?;
+//! # let path = folder.path();
+//! let store = Store::open(path)?;
+//! store.write(|tx| Ok(tx.execute_batch("CREATE TABLE ledger (card TEXT, date TEXT)")?))?;
+//!
+//! let runner = Runner::builder(&store)
+//!     .handle(|job: PostStatement, cx: &Context| {
+//!         // The row, the output and "done" are one transaction.
+//!         cx.commit(|tx| Ok(tx.execute("INSERT INTO ledger VALUES (?1, ?2)", (&job.card, job.date.to_string()))?))
+//!     })
+//!     .start()?;
+//!
+//! let january = PostStatement { card: "card-01".into(), date: "2026-01-31".parse()? };
+//! let first = store.enqueue(&january)?;
+//! let again = store.enqueue(&january)?;
+//! assert!(first.fresh && !again.fresh && first.id == again.id);
+//! runner.stop(std::time::Duration::from_secs(10))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The promises
+//!
+//! - **Kept.** A job whose enqueue returned `Ok` survives `kill -9` and, by default, loss of power.
+//! - **Once per key.** A job is named by `(kind, key)`. A repeat gets the first one's state and, once done, its stored
+//!   output ([`Enqueued`]); the same key with other content is [`Error::KeyReused`] and changes nothing.
+//! - **At least once, with one effect.** Delivery is at least once. Writes made through [`Context::commit`] and the job's
+//!   completion are one transaction, so inside the database the effect happens exactly once.
+//! - **Fenced.** Every claim has a token that only rises; a worker that lost its lease changes nothing and is told so.
+//! - **Prompt.** A dead process's jobs run again within about two seconds; a live process's jobs are never taken because
+//!   they are slow.
+//!
+//! # Where to go from here
+//!
+//! [`Store`] to enqueue and to look, [`Runner`] to run, [`Store::once`] to run here and now, [`Schedule`] for what comes
+//! round, [`Verdicts`] and [`RetryPolicy`] for failures, [`testing`] for tests. The tables are described in `schema.sql`;
+//! a plain INSERT by a script in any language is a valid enqueue.
+
+// The order is a reader's: a job's way from enqueue to done, then what that stands on. Callers come before callees.
 
 pub use rusqlite;
 
@@ -6,26 +63,30 @@ mod job;
 mod store;
 mod enqueue;
 mod fingerprint;
-mod runner;
+
 mod schedule;
 pub mod calendar;
-mod claim;
+
+mod runner;
 mod context;
+mod claim;
 mod failure;
 mod retry;
 mod outcome;
 mod endings;
 mod settle;
-mod owner;
 mod trial;
+mod owner;
+
 mod pen;
-mod fault;
 mod schema;
 mod sql;
 mod connect;
 mod platform;
 mod clock;
+mod fault;
 mod error;
+
 pub mod testing;
 
 pub use self::clock::{Clock, SystemClock};
@@ -38,3 +99,8 @@ pub use self::retry::RetryPolicy;
 pub use self::runner::{Runner, RunnerBuilder};
 pub use self::schedule::{Occurrence, OccurrenceInfo, Schedule, ScheduleInfo};
 pub use self::store::{Attempt, JobInfo, Store, StoreBuilder};
+
+/// The README's example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -57,10 +57,14 @@ pub(crate) struct Facts<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Next {
     Done(Output),
-    Waiting { run_at: i64 },
+    Waiting {
+        run_at: i64,
+    },
     /// Back to where it was, as if it had not been claimed.
     Back,
-    Parked { reason: String },
+    Parked {
+        reason: String,
+    },
     Dead,
 }
 
@@ -290,7 +294,8 @@ mod tests {
     fn no_input_makes_the_decision_panic_or_a_retry_early() {
         let mut chance = fastrand::Rng::with_seed(11);
         for _ in 0..20_000 {
-            let policy = RetryPolicy::default().max_attempts(chance.u32(..)).base(Duration::from_millis(chance.u64(..)));
+            let policy =
+                RetryPolicy::default().max_attempts(chance.u32(..)).base(Duration::from_millis(chance.u64(..)));
             let facts = Facts {
                 attempt: chance.u32(..),
                 since: chance.i64(..),

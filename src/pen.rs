@@ -91,6 +91,11 @@ impl Pen {
         }
     }
 
+    /// From now on nothing waits longer than this for other connections.
+    pub(crate) fn hurry(&mut self, busy: Duration) {
+        self.busy = self.busy.min(busy);
+    }
+
     pub(crate) fn path(&self) -> &PathBuf {
         &self.connector.path
     }
@@ -168,8 +173,8 @@ impl Pen {
     ) -> Result<T> {
         let answer = Mutex::new(None);
         let mut op = Some(op);
-        let outcome =
-            self.lead(act, mode, waited, &mut |group| op.take().map_or(Ok(()), |op| group.run(mode.atomic, op, &answer)));
+        let outcome = self
+            .lead(act, mode, waited, &mut |group| op.take().map_or(Ok(()), |op| group.run(mode.atomic, op, &answer)));
         self.answer(act, outcome, &answer)
     }
 

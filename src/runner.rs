@@ -20,6 +20,7 @@ use self::handlers::{Handler, Handlers};
 pub use self::inline::Drain;
 use self::keeper::Keeper;
 use self::stop::Stop;
+use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -28,7 +29,9 @@ use crate::schedule::{Entry, Occurrence, Planner, Schedule};
 use crate::store::Store;
 
 /// A stop returns within its grace and this.
-const STOP_SLACK: Duration = Duration::from_millis(900);
+const STOP_SLACK: Duration = Duration::from_millis(800);
+/// How long of that is for threads to end.
+const JOIN_SLACK: Duration = Duration::from_millis(100);
 
 /// A running pool of workers. Dropping it stops it, with the grace of [`RunnerBuilder::grace`].
 pub struct Runner {
@@ -63,7 +66,8 @@ impl Runner {
     /// #     fn key(&self) -> String { self.to.clone() }
     /// # }
     /// # fn main() -> anyhow::Result<()> {
-    /// # let store = birkez::testing::TempStore::new()?.open()?;
+    /// # let folder = birkez::testing::TempStore::new()?;
+    /// # let store = folder.open()?;
     /// let runner = Runner::builder(&store).workers(2).handle(|mail: Mail, _cx: &Context| Ok(())).start()?;
     /// let _ = store.enqueue(&Mail { to: "a@b.c".into() })?;
     /// runner.stop(std::time::Duration::from_secs(10))?;
@@ -128,19 +132,25 @@ impl Runner {
         if !self.stop.wait(grace.saturating_add(STOP_SLACK)) {
             return Err(Error::Busy { act: "stopping the runner", waited_ms: grace.as_millis() as u64 });
         }
-        for thread in self.take_threads() {
-            // A thread that was given up on may never come back.
-            if thread.is_finished() || self.crew.attempts.given_up() == 0 {
-                let _ = thread.join();
-            }
-        }
+        self.join_threads(Stopwatch::start());
         self.stop.why().map_or(Ok(()), |_| Err(Error::Stopped { act: "runner.stop" }))
     }
 
-    fn take_threads(&self) -> Vec<JoinHandle<()>> {
-        let mut all = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
-        all.append(&mut self.replacements.lock().unwrap_or_else(PoisonError::into_inner));
-        all
+    /// Waits a little for the threads to end. One that was given up on, or a mapping function, may never come back: it is
+    /// left to itself.
+    fn join_threads(&self, waited: Stopwatch) {
+        let mut threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        threads.append(&mut self.replacements.lock().unwrap_or_else(PoisonError::into_inner));
+        while !threads.is_empty() {
+            for thread in threads.extract_if(.., |thread| thread.is_finished()) {
+                let _ = thread.join();
+            }
+            let patience = if self.crew.attempts.given_up() > 0 { Duration::from_millis(10) } else { JOIN_SLACK };
+            if waited.left(patience).is_none() {
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
     }
 }
 
@@ -235,13 +245,8 @@ impl RunnerBuilder {
         let (crew, planner) = self.build()?;
         let rider: Arc<dyn Rider> = Arc::clone(&crew) as _;
         crew.inner().pen.attach(Arc::downgrade(&rider));
-        let runner = Runner {
-            stop: Arc::default(),
-            grace,
-            threads: Mutex::default(),
-            replacements: Arc::default(),
-            crew,
-        };
+        let runner =
+            Runner { stop: Arc::default(), grace, threads: Mutex::default(), replacements: Arc::default(), crew };
         let keeper = Keeper::spawn(&runner.crew, &runner.stop, pace, &runner.replacements)?;
         let mut threads = vec![keeper];
         for _ in 0..workers {
@@ -275,8 +280,9 @@ fn plan(crew: &Arc<Crew>, planner: Planner) -> Result<JoinHandle<()>> {
             crew.calendar_bell.wait(nap);
         }
     };
-    std::thread::Builder::new()
-        .name("birkez-calendar".into())
-        .spawn(run)
-        .map_err(|source| Error::Io { act: "starting the calendar's thread for", path, source })
+    std::thread::Builder::new().name("birkez-calendar".into()).spawn(run).map_err(|source| Error::Io {
+        act: "starting the calendar's thread for",
+        path,
+        source,
+    })
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, TransactionBehavior};
 
 use crate::connect::explain_open;
 use crate::error::{Error, Result};
@@ -46,13 +46,13 @@ impl Found {
 /// writer lock.
 pub(crate) fn prepare(connection: &Connection, path: &Path) -> Result<()> {
     let explain = |error| explain_open(error, path);
-    match read(connection).map_err(explain)? {
+    match read(connection).map_err(|error| explain_read(error, path))? {
         Some(found) if !found.may_write() => return Err(found.refuse(path)),
         Some(found) if found.version >= VERSION => return Ok(()),
         _ => {}
     }
     let tx = Transaction::new_unchecked(connection, TransactionBehavior::Immediate).map_err(explain)?;
-    match read(&tx).map_err(explain)? {
+    match read(&tx).map_err(|error| explain_read(error, path))? {
         Some(found) if !found.may_write() => return Err(found.refuse(path)),
         Some(found) => upgrade(&tx, found.version).map_err(explain)?,
         None => create(&tx, path)?,
@@ -67,6 +67,16 @@ fn read(connection: &Connection) -> rusqlite::Result<Option<Found>> {
     }
     let row = |row: &rusqlite::Row<'_>| Ok(Found { version: row.get(0)?, oldest_writer: row.get(1)? });
     connection.query_row(sql::VERSION, [], row).optional()
+}
+
+/// A version table that does not answer the question is somebody else's.
+fn explain_read(error: rusqlite::Error, path: &Path) -> Error {
+    match error.sqlite_error_code() {
+        None | Some(ErrorCode::Unknown) => {
+            Error::ForeignSchema { path: path.to_owned(), table: "birkez_version".to_owned() }
+        }
+        _ => explain_open(error, path),
+    }
 }
 
 fn create(tx: &Transaction<'_>, path: &Path) -> Result<()> {

@@ -72,12 +72,7 @@ pub(crate) fn settle(group: &mut Group<'_>, claim: &Claim, settlement: &Settleme
     Ok(Settled::Written)
 }
 
-fn write_done(
-    group: &mut Group<'_>,
-    claim: &Claim,
-    settlement: &Settlement,
-    output: &Output,
-) -> rusqlite::Result<()> {
+fn write_done(group: &mut Group<'_>, claim: &Claim, settlement: &Settlement, output: &Output) -> rusqlite::Result<()> {
     let (result, note) = match output {
         Output::Stored(json) => (Some(json), None),
         Output::NotStored(note) => (None, Some(*note)),
@@ -216,4 +211,3 @@ fn take_back_one(group: &mut Group<'_>, held: &Held) -> rusqlite::Result<()> {
     }
     Ok(())
 }
-

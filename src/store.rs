@@ -25,6 +25,8 @@ use crate::settle::take_back;
 use crate::sql;
 use crate::trial::Trial;
 
+/// Whoever closes a store does not wait long for another connection.
+const CLOSING: Duration = Duration::from_millis(500);
 const CLOSE: Act = Act { name: "closing the store", instead: "the same after the transaction" };
 
 /// A database file with jobs in it: the app's own, or one of its own.
@@ -153,6 +155,7 @@ impl Drop for Inner {
         let Some(owner) = owner else { return };
         owner.fall_silent();
         let id = owner.id;
+        self.pen.hurry(CLOSING);
         let ended = self.pen.write(CLOSE, Mode { atomic: true, synced: false }, move |group| {
             take_back(group, id)?;
             group.statement(sql::END_RUNNER)?.execute(params![id, group.now, "stopped"])?;

@@ -3,11 +3,13 @@
 //! are skipped or repeated, a day that a zone skipped whole, texts that look like cron and are not.
 
 use std::env;
+use std::hint::black_box;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use birkez::calendar::{Calendar, CalendarFault, Due, ShortMonths, Zone};
-use chrono::{DateTime, Utc};
+use birkez::calendar::{Calendar, CalendarFault, Due, Policy, ScheduleState, ShortMonths, Zone, plan};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
 
 const VECTORS: &str = include_str!("vectors/cron_vectors.json");
@@ -102,6 +104,7 @@ fn every_invalid_text_is_refused_with_one_line_that_says_why() {
     for case in invalid {
         let (text, why) = (case["expr"].as_str().unwrap(), &case["why"]);
         let error = Calendar::cron(text).expect_err(&format!("{text:?}: {why}"));
+        assert!(text.parse::<Calendar>().is_err(), "{text:?}: {why}");
         let line = error.to_string();
         assert!(line.chars().all(|c| !c.is_control()) && line.len() < 400, "{line}");
         let whole = matches!(
@@ -177,6 +180,55 @@ fn every_calendar_reads_back_from_its_text() {
 }
 
 #[test]
+fn no_text_makes_the_calendar_panic_and_what_is_read_reads_back_the_same() {
+    let pieces =
+        ["*", "*/", "/", "-", ",", "L", "l", "?", "0", "5", "7", "29", "31", "60", "255", "256", "sun", "FRI", "feb"];
+    let odd =
+        [" ", " ", " ", " ", "\t", "\n", "@daily", "every 9s", "daily 03:00", "(skip)", " (last-day)", "é", "\0", ":"];
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut read = 0;
+    for _ in 0..30_000 {
+        let mut text = String::new();
+        for _ in 0..rng.usize(1..14) {
+            let from: &[&str] = if rng.bool() { &pieces } else { &odd };
+            text.push_str(from[rng.usize(..from.len())]);
+        }
+        let tidy = if rng.bool() { text.replace(char::is_control, " 1 ") } else { text };
+        let Ok(calendar) = tidy.parse::<Calendar>() else { continue };
+        read += 1;
+        assert_eq!(calendar.to_string().parse::<Calendar>().as_ref(), Ok(&calendar), "{tidy:?}");
+        assert!(calendar.next(&Zone::UTC, DateTime::UNIX_EPOCH).is_some(), "{tidy:?}");
+        calendar.warnings().iter().for_each(|warning| assert!(!warning.to_string().contains('\n')));
+    }
+    assert!(read > 100, "only {read} texts were read");
+}
+
+/// The least of many measurements, so that a busy machine does not fail it.
+#[test]
+fn what_a_year_off_missed_is_found_within_a_millisecond_and_the_next_within_ten_microseconds() {
+    let (berlin, now) =
+        (Zone::parse("Europe/Berlin").unwrap(), "2026-10-01T12:34:56Z".parse::<DateTime<Utc>>().unwrap());
+    // Without optimisation only the order of magnitude is looked at.
+    let slack = if cfg!(debug_assertions) { 40 } else { 1 };
+    let least = |work: &dyn Fn()| {
+        let times = (0..100).map(|_| {
+            let start = Instant::now();
+            work();
+            start.elapsed()
+        });
+        times.min().unwrap()
+    };
+    for text in ["* * * * *", "0-59 0-23 * * *", "0 0 L * *", "30 2 1-7 * MON"] {
+        let calendar = Calendar::cron(text).unwrap();
+        let state = ScheduleState::new(calendar.mark_at(&berlin, now - TimeDelta::days(365)));
+        let missed = least(&|| _ = black_box(plan(&calendar, &berlin, &state, now, &Policy::default())));
+        assert!(missed < Duration::from_millis(slack), "{text}: {missed:?}");
+        let next = least(&|| _ = black_box(calendar.next(&berlin, now)));
+        assert!(next < Duration::from_micros(10 * slack), "{text}: {next:?}");
+    }
+}
+
+#[test]
 fn short_months_decide_whether_a_line_ever_fires() {
     assert!(Calendar::cron("0 9 31 2 *").is_err());
     let february = Calendar::cron_with("0 9 31 2 *", ShortMonths::LastDay).unwrap();
@@ -200,7 +252,7 @@ fn a_clamped_day_counts_as_the_day_field_beside_a_weekday() {
 #[test]
 fn periods_are_counted_from_their_anchor_whatever_the_zone_does() {
     let anchor = "2026-10-25T00:10:00.750Z".parse().unwrap();
-    let calendar = Calendar::every(std::time::Duration::from_secs(40 * 60)).unwrap().anchored(anchor);
+    let calendar = Calendar::every(Duration::from_secs(40 * 60)).unwrap().anchored(anchor);
     let berlin = Zone::parse("Europe/Berlin").unwrap();
     let ids: Vec<String> = calendar.upcoming(&berlin, anchor).take(3).map(|due| due.occurrence()).collect();
     assert_eq!(ids, ["2026-10-25T00:50:00Z", "2026-10-25T01:30:00Z", "2026-10-25T02:10:00Z"]);

@@ -46,7 +46,7 @@ pub enum CalendarFault {
         bytes: usize,
     },
     /// Neither 5 fields nor 6.
-    #[error("has {found} fields; 5 are wanted (minute hour day month weekday), or 6 with the second first")]
+    #[error("has {found} field{}, not 5 (minute hour day month weekday) or 6 with the second first", plural(*found))]
     FieldCount {
         /// How many there are.
         found: usize,
@@ -60,9 +60,7 @@ pub enum CalendarFault {
         at: usize,
     },
     /// A word that begins with `@` and is none of the seven shorthands.
-    #[error(
-        "is no known shorthand; known are @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly, each alone"
-    )]
+    #[error("is none of @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly")]
     Shorthand,
     /// Two commas in a row, or one at an end.
     #[error("an item of the list is missing")]
@@ -154,6 +152,10 @@ impl fmt::Debug for Excerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+fn plural(number: usize) -> &'static str {
+    if number == 1 { "" } else { "s" }
 }
 
 struct Label(Option<Field>);

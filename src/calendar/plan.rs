@@ -2,8 +2,8 @@
 //! missed, and where the mark goes.
 //!
 //! Waking late, sleeping, a skipped hour and a flight to the east are all one case here: occurrences lie between the
-//! mark and the time read. So are coming back to a wall-clock time (a repeated hour, a flight to the west, a
-//! corrected clock): the mark lies ahead of the time read.
+//! mark and the time read. A flight to the west and a clock set back are the other: the mark lies ahead of the time
+//! read. A repeated hour is neither, since readings stand still during its second pass.
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ use super::{Due, Mark, Zone};
 const SECOND: TimeDelta = TimeDelta::seconds(1);
 
 /// What a calendar asks for, ready to be walked.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum Rule {
     Wall(Arc<Walk>),
     Interval(Arc<Walk>),

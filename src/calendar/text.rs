@@ -103,6 +103,9 @@ fn read_item(field: Field, item: &str) -> Result<Set, CalendarFault> {
         Some((base, step)) => (base, Some(step)),
         None => (item, None),
     };
+    if base.is_empty() {
+        return Err(CalendarFault::NotAValue { item: Excerpt::new(item), expected: field.expected() });
+    }
     let (from, to) = read_base(field, base, step.is_some())?;
     let step = step.map_or(Ok(1), |step| read_step(field, step))?;
     let set = Set::range(from, to, step);
@@ -121,6 +124,9 @@ fn read_base(field: Field, base: &str, stepped: bool) -> Result<(u8, u8), Calend
         let from = if sunday { 0 } else { value };
         return Ok((from, if stepped { field.last() } else { from }));
     };
+    if from.is_empty() || to.is_empty() {
+        return Err(CalendarFault::NotAValue { item: Excerpt::new(base), expected: field.expected() });
+    }
     let (from, mut to) = (read_value(field, from)?, read_value(field, to)?);
     if field == Field::Weekday && to == 0 && from > 0 {
         to = 7;

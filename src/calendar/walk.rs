@@ -26,7 +26,6 @@ const fn midnight(year: i32, month: u32, day: u32) -> NaiveDateTime {
 }
 
 /// The times of a line. All arguments and results are whole seconds from 1970 to 2100.
-#[derive(Debug)]
 pub(super) struct Walk {
     strands: Vec<Strand>,
 }
@@ -56,7 +55,6 @@ impl Walk {
 }
 
 /// One schedule of the crate `cron`, which ANDs the day fields; a line that ORs them has two.
-#[derive(Debug)]
 struct Strand {
     schedule: cron::Schedule,
     /// Asked for each date found, where the days depend on the month's length.
@@ -112,7 +110,6 @@ impl Strand {
 }
 
 /// The wanted days of a month, where its last day may be one of them.
-#[derive(Debug)]
 struct Days {
     wanted: Set,
     last: bool,

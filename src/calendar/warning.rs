@@ -99,7 +99,7 @@ impl fmt::Display for Warning {
             }
             Warning::EveryDay { full } => {
                 let other = if *full == Field::Day { Field::Weekday } else { Field::Day };
-                write!(f, "the {full} field names every day, so the {other} field changes nothing; write * for the {full}")
+                write!(f, "the {full} field names every day, so the {other} field changes nothing; did you mean *?")
             }
             Warning::EverySecond => f.write_str("it fires every second"),
             Warning::ExtraStar { second, minute } => write!(
@@ -108,8 +108,7 @@ impl fmt::Display for Warning {
                  for {minute:02}:{second:02} once a day leave one star away"
             ),
             Warning::EveryHour => f.write_str(
-                "every hour is named without *: the times that daylight saving skips run all at once, and the repeated hour \
-                 runs once",
+                "every hour is named without *: what daylight saving skips runs all at once, and a repeated hour once",
             ),
         }
     }

@@ -126,13 +126,7 @@ pub(crate) fn find_gone(watch: &mut Watch, holders: &[Holder], database: &Path, 
     holders.iter().filter_map(|holder| judge(watch, holder, database, boot.as_deref(), monotonic)).collect()
 }
 
-fn judge(
-    watch: &mut Watch,
-    holder: &Holder,
-    database: &Path,
-    boot: Option<&str>,
-    monotonic: Duration,
-) -> Option<Gone> {
+fn judge(watch: &mut Watch, holder: &Holder, database: &Path, boot: Option<&str>, monotonic: Duration) -> Option<Gone> {
     let gone = Gone { id: holder.id, lock: None, still: None };
     let Some(uuid) = &holder.uuid else { return Some(gone) };
     if let (Some(theirs), Some(ours)) = (holder.boot.as_deref(), boot)

@@ -162,12 +162,15 @@ impl<'a> Group<'a> {
                 Err(error) => return Err(fault(error, path)),
             }
         }
-        keep(answer, result.map_err(|error| match error {
-            OpError::Refused(error) => Refusal::Refused(error),
-            OpError::Sql(error) => Refusal::Fault(fault(error, path)),
-            OpError::Fault(fault) => Refusal::Fault(fault),
-            OpError::Ended => Refusal::Fault(StorageFault::Ended),
-        }));
+        keep(
+            answer,
+            result.map_err(|error| match error {
+                OpError::Refused(error) => Refusal::Refused(error),
+                OpError::Sql(error) => Refusal::Fault(fault(error, path)),
+                OpError::Fault(fault) => Refusal::Fault(fault),
+                OpError::Ended => Refusal::Fault(StorageFault::Ended),
+            }),
+        );
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The attempts that run in this process: their limits, and the threads that were given up on.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +12,8 @@ use crate::settle::Claim;
 #[derive(Default)]
 pub(super) struct Attempts {
     state: Mutex<State>,
+    /// How many threads were given up on: asked for every job that is claimed.
+    hanging: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -41,6 +43,7 @@ impl Attempts {
         let mut state = self.lock();
         let waited_for = state.running.remove(&job).is_some();
         state.given_up.remove(&job);
+        self.hanging.store(state.given_up.len(), Ordering::Release);
         drop(state);
         waited_for
     }
@@ -64,6 +67,7 @@ impl Attempts {
             state.running.remove(&running.claim.id);
             state.given_up.insert(running.claim.id, running.claim.kind.clone());
         }
+        self.hanging.store(state.given_up.len(), Ordering::Release);
         drop(state);
         late
     }
@@ -77,13 +81,13 @@ impl Attempts {
 
     /// Whether a thread still runs an attempt of the job.
     pub(super) fn runs_here(&self, job: i64) -> bool {
-        let state = self.lock();
-        state.given_up.contains_key(&job) || state.running.contains_key(&job)
+        // One that is not given up holds its lease, and is no candidate.
+        self.given_up() > 0 && self.lock().given_up.contains_key(&job)
     }
 
     /// How many threads were given up on and have not come back.
     pub(super) fn given_up(&self) -> usize {
-        self.lock().given_up.len()
+        self.hanging.load(Ordering::Acquire)
     }
 
     /// Kinds of the threads that were given up on, without repeats.

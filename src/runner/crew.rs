@@ -125,8 +125,7 @@ impl Crew {
     /// Whether the keeper has a reason to write.
     pub(super) fn has_work(&self) -> bool {
         !self.inner().endings.is_empty()
-            || self.stage() == Stage::Working
-                && (self.is_looking() || self.is_hungry() && self.has_room())
+            || self.stage() == Stage::Working && (self.is_looking() || self.is_hungry() && self.can_claim())
     }
 
     /// Whether the file is to be looked through once more.
@@ -138,8 +137,11 @@ impl Crew {
         self.hungry.load(Ordering::Acquire)
     }
 
-    fn has_room(&self) -> bool {
-        !self.inner().trial.is_on(self.now()) && (self.buffer.room(0) > 0 || self.buffer.len() < self.workers)
+    fn can_claim(&self) -> bool {
+        (self.buffer.room(0) > 0 || self.buffer.len() < self.workers)
+            && !self.inner().trial.is_on(self.now())
+            && !self.owner().is_lost()
+            && !self.open_kinds().is_empty()
     }
 
     /// A worker has found nothing to take.
@@ -208,6 +210,9 @@ impl Crew {
             }
         } else if waited_for {
             self.push(claim, ended);
+        } else {
+            // Its kind may open again, and its job may be claimed here.
+            self.look();
         }
         waited_for
     }
@@ -230,8 +235,8 @@ impl Crew {
             return Ok(true);
         }
         let idle = self.buffer.room(group.freed);
-        let pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        let budget = pace.budget(self.workers, self.buffer.len(), |f| self.buffer.each_kind(f));
+        let budget = self.pace.lock().unwrap_or_else(PoisonError::into_inner).budget(self.workers);
+        let budget = budget.with_buffered(self.buffer.len(), |f| self.buffer.each_kind(f));
         // Whoever only stores a job claims for idle workers; claiming ahead is the keeper's.
         let ahead = if round.whole { budget.jobs } else { 0 };
         let budget = RefCell::new(budget);

@@ -18,6 +18,7 @@ use crate::store::ended_by;
 /// Most kinds of a runner: one claim asks for all of them in one statement.
 pub(super) const MAX_KINDS: usize = 400;
 
+type Make = fn(Store, Arc<Claim>, Arc<Flags>) -> Context;
 type Run = dyn Fn(Context, &Store) -> Ended + Send + Sync;
 
 /// What a runner knows of a kind.
@@ -26,7 +27,7 @@ pub(super) struct Handler {
     former: &'static [&'static str],
     pub policy: RetryPolicy,
     pub timeout: Option<Duration>,
-    make: Box<dyn Fn(Store, Arc<Claim>, Arc<Flags>) -> Context + Send + Sync>,
+    make: Make,
     run: Box<Run>,
 }
 
@@ -49,7 +50,7 @@ impl Handler {
             former: J::FORMER_KINDS,
             policy: J::retry(),
             timeout: J::timeout(),
-            make: Box::new(|store, claim, flags| Context::new::<J::Output>(store, claim, flags)),
+            make: Context::new::<J::Output>,
             run: Box::new(run),
         }
     }

@@ -1,11 +1,12 @@
 //! A runner without threads: everything that is due runs in the calling thread.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::RunnerBuilder;
 use super::crew::Crew;
-use crate::error::Result;
+use super::neighbours::Neighbours;
+use crate::error::{Error, Result};
 use crate::pen::{Act, Mode, Rider};
 use crate::schedule::Planner;
 
@@ -35,6 +36,7 @@ const DRAIN: Act = Act { name: "drain", instead: "drain after the transaction" }
 pub struct Drain {
     crew: Arc<Crew>,
     planner: Planner,
+    neighbours: Mutex<Neighbours>,
 }
 
 impl Drain {
@@ -49,16 +51,19 @@ impl Drain {
         crew.buffer.add_idle();
         let rider: Arc<dyn Rider> = Arc::clone(&crew) as _;
         crew.inner().pen.attach(Arc::downgrade(&rider));
-        Ok(Drain { crew, planner })
+        let neighbours = Mutex::new(Neighbours::new(&crew)?);
+        Ok(Drain { crew, planner, neighbours })
     }
 
-    /// Makes what its schedules owe and runs jobs until none is due; answers how many attempts were made.
+    /// Makes what its schedules owe and runs jobs until none is due, those of processes that are gone among them; answers
+    /// how many attempts were made.
     ///
     /// # Errors
     ///
     /// Those of writing the file. A handler's failure is none.
     pub fn drain(&self) -> Result<usize> {
         let mut attempts = 0;
+        self.watch()?;
         loop {
             if !self.planner.is_empty() {
                 self.planner.evaluate();
@@ -81,6 +86,16 @@ impl Drain {
                 return Ok(attempts);
             }
         }
+    }
+}
+
+impl Drain {
+    /// What a process held that is gone is due again; there is no keeper to find out.
+    fn watch(&self) -> Result<()> {
+        let mut neighbours = self.neighbours.lock().unwrap_or_else(PoisonError::into_inner);
+        let act = "looking at other processes";
+        neighbours.look(&self.crew).map_err(|source| Error::Storage { act, source })?;
+        neighbours.watch(&self.crew)
     }
 }
 

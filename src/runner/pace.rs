@@ -35,7 +35,8 @@ impl Pace {
         match self.kinds.get_mut(kind) {
             Some(known) => {
                 // A sudden slowness counts at once: what was claimed ahead would lie for long.
-                known.takes = if took > 16.0 * known.takes { took } else { known.takes + (took - known.takes) * WEIGHT };
+                known.takes =
+                    if took > 16.0 * known.takes { took } else { known.takes + (took - known.takes) * WEIGHT };
                 known.measured += 1;
                 if known.measured >= known.window {
                     known.window = (known.window * 2).min(MOST);
@@ -48,47 +49,41 @@ impl Pace {
         }
     }
 
-    /// The room that is left for claiming ahead, given what lies in the buffer already.
-    pub(super) fn budget(&self, workers: usize, buffered: usize, each_buffered: impl FnOnce(&mut dyn FnMut(&str))) -> Budget<'_> {
-        let mut budget = Budget {
-            pace: self,
-            seconds: REACH.as_secs_f64() * workers as f64,
-            jobs: MOST.saturating_sub(buffered),
-            by_kind: HashMap::new(),
-        };
-        if buffered > 0 {
-            each_buffered(&mut |kind| {
-                budget.spend(kind);
-            });
-        }
-        budget
+    /// The room for claiming ahead, as a copy: the workers go on measuring while it is used.
+    pub(super) fn budget(&self, workers: usize) -> Budget {
+        let kinds = self.kinds.iter().map(|(name, kind)| (name.clone(), (kind.takes, kind.window))).collect();
+        Budget { kinds, seconds: REACH.as_secs_f64() * workers as f64, jobs: MOST }
     }
 }
 
 /// See [`Pace::budget`].
-pub(super) struct Budget<'a> {
-    pace: &'a Pace,
+pub(super) struct Budget {
+    /// Seconds that one of the kind takes, and how many more of it may be claimed.
+    kinds: HashMap<String, (f64, usize)>,
     seconds: f64,
     pub(super) jobs: usize,
-    by_kind: HashMap<String, usize>,
 }
 
-impl Budget<'_> {
+impl Budget {
+    /// Takes off what lies in the buffer already.
+    pub(super) fn with_buffered(mut self, buffered: usize, each: impl FnOnce(&mut dyn FnMut(&str))) -> Budget {
+        self.jobs = self.jobs.saturating_sub(buffered);
+        if buffered > 0 {
+            each(&mut |kind| {
+                self.spend(kind);
+            });
+        }
+        self
+    }
+
     /// Whether one more of the kind may be claimed ahead; if so, it is counted.
     pub(super) fn spend(&mut self, kind: &str) -> bool {
-        let Some(known) = self.pace.kinds.get(kind) else { return false };
-        if self.seconds < known.takes {
+        let Some((takes, left)) = self.kinds.get_mut(kind) else { return false };
+        if *left == 0 || self.seconds < *takes {
             return false;
         }
-        let used = match self.by_kind.get_mut(kind) {
-            Some(used) => used,
-            None => self.by_kind.entry(kind.to_owned()).or_default(),
-        };
-        if *used >= known.window {
-            return false;
-        }
-        *used += 1;
-        self.seconds -= known.takes;
+        *left -= 1;
+        self.seconds -= *takes;
         true
     }
 }
@@ -98,7 +93,7 @@ mod tests {
     use super::*;
 
     fn room(pace: &Pace, kind: &str) -> usize {
-        let mut budget = pace.budget(4, 0, |_| {});
+        let mut budget = pace.budget(4);
         (0..10_000).take_while(|_| budget.spend(kind)).count()
     }
 

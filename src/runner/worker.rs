@@ -33,10 +33,11 @@ pub(super) fn spawn(crew: &Arc<Crew>) -> Result<JoinHandle<()>> {
             }
         }
     };
-    std::thread::Builder::new()
-        .name("birkez-worker".into())
-        .spawn(work)
-        .map_err(|source| Error::Io { act: "starting a worker's thread for", path, source })
+    std::thread::Builder::new().name("birkez-worker".into()).spawn(work).map_err(|source| Error::Io {
+        act: "starting a worker's thread for",
+        path,
+        source,
+    })
 }
 
 /// Whether this thread is one of the crew's workers.

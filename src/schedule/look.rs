@@ -74,7 +74,8 @@ impl Store {
     ///
     /// ```
     /// # fn main() -> anyhow::Result<()> {
-    /// # let store = birkez::testing::TempStore::new()?.open()?;
+    /// # let folder = birkez::testing::TempStore::new()?;
+    /// # let store = folder.open()?;
     /// for schedule in store.schedules()? {
     ///     println!("{} up to {}: {:?}", schedule.name, schedule.mark, schedule.error);
     ///     for made in store.occurrences(&schedule.name, 10)? {

@@ -9,8 +9,8 @@ use rusqlite::{Connection, ErrorCode};
 use super::{Inner, Store};
 use crate::clock::{Clock, Stopwatch, SystemClock};
 use crate::connect::{Connector, Durability, check_engine, explain_open, locate, within};
-use crate::error::{Error, Result};
 use crate::endings::Endings;
+use crate::error::{Error, Result};
 use crate::pen::{Pen, Rider};
 use crate::schema;
 use crate::trial::Trial;
@@ -86,10 +86,7 @@ impl StoreBuilder {
     }
 
     /// Runs first on every connection that birkez opens, such as for a host's `PRAGMA key`. Defaults to nothing.
-    pub fn on_connect(
-        mut self,
-        hook: impl Fn(&Connection) -> rusqlite::Result<()> + Send + Sync + 'static,
-    ) -> Self {
+    pub fn on_connect(mut self, hook: impl Fn(&Connection) -> rusqlite::Result<()> + Send + Sync + 'static) -> Self {
         self.connector.hook = Some(Arc::new(hook));
         self
     }

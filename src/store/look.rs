@@ -78,7 +78,8 @@ impl Store {
     ///
     /// ```
     /// # fn main() -> anyhow::Result<()> {
-    /// # let store = birkez::testing::TempStore::new()?.open()?;
+    /// # let folder = birkez::testing::TempStore::new()?;
+    /// # let store = folder.open()?;
     /// assert!(store.find("mail", "invoice-17")?.is_none());
     /// # Ok(())
     /// # }

@@ -49,7 +49,8 @@ impl Store {
     /// #     fn key(&self) -> String { self.month.clone() }
     /// # }
     /// # fn main() -> anyhow::Result<()> {
-    /// # let store = birkez::testing::TempStore::new()?.open()?;
+    /// # let folder = birkez::testing::TempStore::new()?;
+    /// # let store = folder.open()?;
     /// let month = CloseMonth { month: "2026-11".into() };
     /// assert_eq!(store.once(&month, |_cx| Ok(42))?, 42);
     /// assert_eq!(store.once(&month, |_cx| unreachable!("it is done"))?, 42);
@@ -67,11 +68,7 @@ impl Store {
     /// # Panics
     ///
     /// If `f` panics, after putting the attempt on record.
-    pub fn once<J: Job>(
-        &self,
-        job: &J,
-        f: impl FnOnce(&Context) -> anyhow::Result<J::Output>,
-    ) -> Result<J::Output> {
+    pub fn once<J: Job>(&self, job: &J, f: impl FnOnce(&Context) -> anyhow::Result<J::Output>) -> Result<J::Output> {
         if self.inner.pen.is_held_here() {
             return Err(Error::InsideTransaction { act: ONCE.name, instead: ONCE.instead });
         }
@@ -79,9 +76,7 @@ impl Store {
         match self.claim_for_caller(&new, J::retry())? {
             Turn::Claimed(claim) => self.run_for_caller::<J>(Arc::new(*claim), f),
             Turn::Known(answer) => answer_caller::<J>(&answer.row, &new.key),
-            Turn::HeldBy(_, answer) => {
-                Err(Error::InProgress { kind: J::KIND.to_owned(), key: new.key, id: answer.id })
-            }
+            Turn::HeldBy(_, answer) => Err(Error::InProgress { kind: J::KIND.to_owned(), key: new.key, id: answer.id }),
             Turn::MustCompare(_) => unreachable!("compared in claim_for_caller"),
         }
     }
