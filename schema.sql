@@ -37,7 +37,7 @@ CREATE TABLE birkez_job (
     -- or ordering_key sets it anew.
     --   0 not yet looked at, or not yet due        1 claimable
     --   2 behind the head of its ordering key      3 suspect: was claimed by a process that died, claimed by itself
-    --   4 belongs to the callers of `once`, never claimed by a runner
+    --   4 belongs to the callers of `once`: `for_callers` is 1
     gate         INTEGER DEFAULT 0 CHECK (gate IS NULL OR (typeof(gate) = 'integer' AND gate BETWEEN 0 AND 4)),
     run_at       INTEGER NOT NULL DEFAULT 0 CHECK (typeof(run_at) = 'integer'),  -- 0: as soon as it is looked at
     priority     INTEGER NOT NULL DEFAULT 0 CHECK (typeof(priority) = 'integer'),  -- larger is sooner
@@ -56,9 +56,11 @@ CREATE TABLE birkez_job (
     error_text   TEXT,
     created_at   INTEGER NOT NULL DEFAULT 0 CHECK (typeof(created_at) = 'integer'),
     finished_at  INTEGER,
+    for_callers  INTEGER NOT NULL DEFAULT 0 CHECK (for_callers BETWEEN 0 AND 1),  -- 1: born by `once`, no runner runs it
 
     UNIQUE (kind, key),          -- what makes a job the same job
     CHECK ((state = 0) = (gate IS NOT NULL)),
+    CHECK (gate IS NULL OR (gate = 4) = for_callers),
     CHECK ((state >= 2) = (finished_at IS NOT NULL)),
     CHECK ((state = 1) = (reason IS NOT NULL))
 );
@@ -68,6 +70,9 @@ CREATE INDEX birkez_job_claim ON birkez_job (kind, priority DESC, run_at) WHERE 
 CREATE INDEX birkez_job_suspect ON birkez_job (kind, priority DESC, run_at) WHERE gate = 3;
 -- What becomes claimable by the passing of time.
 CREATE INDEX birkez_job_due ON birkez_job (run_at) WHERE gate = 0;
+
+-- What waits for a person or a signal, by what it waits for.
+CREATE INDEX birkez_job_parked ON birkez_job (reason) WHERE state = 1;
 
 -- One row per running job: the claim. A worker changes a job only while (job_id, runner, token) is here.
 CREATE TABLE birkez_lease (

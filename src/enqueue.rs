@@ -128,7 +128,7 @@ impl Known {
             shape: row.get(3)?,
             fingerprint: row.get(4)?,
             state: State::stored(row.get(5)?, holder.is_some()),
-            for_callers: row.get::<_, Option<i64>>(6)? == Some(4),
+            for_callers: row.get(6)?,
             run_at: row.get(7)?,
             attempts: row.get(8)?,
             reason: row.get(9)?,
@@ -246,6 +246,7 @@ pub(crate) fn store(group: &mut Group<'_>, job: &NewJob, compared: &Compared, fo
         job.ordering_key,
         job.version,
         group.now,
+        for_callers,
     ])?;
     if inserted == 1 {
         if !for_callers {

@@ -35,6 +35,7 @@ type Cause = Box<dyn std::error::Error + Send + Sync>;
 /// | `BUSY` | another connection held the file for the whole busy deadline | yes |
 /// | `DISK_FULL` | nothing was stored | yes |
 /// | `OUTCOME_UNKNOWN` | COMMIT failed; repeating under the same key is safe | yes |
+/// | `CLOSURE_FAILED` | the closure of `store.write` returned an error | no |
 /// | `INTERRUPTED` | a closure held the writer lock too long | no |
 /// | `NOT_WAL`, `NOT_A_DATABASE`, `NOT_A_FILE`, `DAMAGED`, `UNWRITABLE`, `NEWER_SCHEMA`, `FOREIGN_SCHEMA`, `ENGINE_TOO_OLD` | the file or the engine is not fit | no |
 /// | `DUPLICATE_KIND`, `TOO_MANY_KINDS`, `SCHEDULE_INVALID` | a runner was described wrongly | no |

@@ -63,6 +63,9 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     }
 
     /// Larger is sooner. Defaults to 0.
+    ///
+    /// A lower priority is not starved for ever: after 16 jobs of higher priority have been claimed in front of a waiting
+    /// lower one, the next claim takes one of a lower priority, each level in its turn.
     fn priority(&self) -> i32 {
         0
     }

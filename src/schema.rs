@@ -12,8 +12,10 @@ use crate::sql;
 pub(crate) const VERSION: i64 = STEPS.len() as i64 + 1;
 
 /// How a file of version *n* becomes one of version *n + 1*: step *n - 1*, in one transaction with all later ones and the
-/// version row. A step that keeps programs of the version before it right leaves `oldest_writer` alone.
-const STEPS: [fn(&Transaction<'_>) -> rusqlite::Result<()>; 0] = [];
+/// version row. A step that keeps programs of the version before it right leaves `OLDEST_WRITER` alone.
+const STEPS: [Step; 0] = [];
+
+type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
 
 const SCHEMA: &str = include_str!("../schema.sql");
 const FIRST_ROW: &str = "INSERT INTO birkez_version (one, version, oldest_writer) VALUES (1, ?1, ?2)";
@@ -54,7 +56,7 @@ pub(crate) fn prepare(connection: &Connection, path: &Path) -> Result<()> {
     let tx = Transaction::new_unchecked(connection, TransactionBehavior::Immediate).map_err(explain)?;
     match read(&tx).map_err(|error| explain_read(error, path))? {
         Some(found) if !found.may_write() => return Err(found.refuse(path)),
-        Some(found) => upgrade(&tx, found.version).map_err(explain)?,
+        Some(found) => upgrade(&tx, found.version, &STEPS).map_err(explain)?,
         None => create(&tx, path)?,
     }
     tx.commit().map_err(explain)
@@ -90,16 +92,52 @@ fn create(tx: &Transaction<'_>, path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn upgrade(tx: &Transaction<'_>, from: i64) -> rusqlite::Result<()> {
+fn upgrade(tx: &Transaction<'_>, from: i64, steps: &[Step]) -> rusqlite::Result<()> {
     let done = usize::try_from(from - 1).unwrap_or(0);
-    for step in STEPS.iter().skip(done) {
+    for (step, to) in steps.iter().zip(2..).skip(done) {
         step(tx)?;
-    }
-    if from < VERSION {
-        tx.execute(
-            "UPDATE main.birkez_version SET version = ?1, oldest_writer = max(oldest_writer, ?2)",
-            [VERSION, OLDEST_WRITER],
-        )?;
+        let note = "UPDATE main.birkez_version SET version = ?1, oldest_writer = max(oldest_writer, ?2)";
+        tx.execute(note, [to, OLDEST_WRITER])?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADD_COLUMN: Step = |tx| tx.execute_batch("ALTER TABLE birkez_job ADD COLUMN label TEXT");
+    const FAIL: Step = |tx| tx.execute_batch("ALTER TABLE birkez_nowhere ADD COLUMN label TEXT");
+
+    fn version_one() -> Connection {
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(SCHEMA).unwrap();
+        connection.execute(FIRST_ROW, [1, 1]).unwrap();
+        connection
+    }
+
+    fn try_upgrade(connection: &Connection, steps: &[Step]) -> rusqlite::Result<()> {
+        let tx = connection.unchecked_transaction()?;
+        let from = read(&tx)?.map_or(0, |found| found.version);
+        upgrade(&tx, from, steps)?;
+        tx.commit()
+    }
+
+    #[test]
+    fn an_upgrade_runs_each_missing_step_once_and_in_order() {
+        let file = version_one();
+        try_upgrade(&file, &[ADD_COLUMN]).unwrap();
+        // Once more would fail: the column is there.
+        try_upgrade(&file, &[ADD_COLUMN]).unwrap();
+        assert_eq!(read(&file).unwrap(), Some(Found { version: 2, oldest_writer: 1 }));
+        file.execute("UPDATE birkez_job SET label = 'x'", []).unwrap();
+    }
+
+    #[test]
+    fn an_upgrade_that_fails_leaves_the_file_as_it_was() {
+        let file = version_one();
+        assert!(try_upgrade(&file, &[ADD_COLUMN, FAIL]).is_err());
+        assert_eq!(read(&file).unwrap(), Some(Found { version: 1, oldest_writer: 1 }));
+        assert!(file.execute("UPDATE birkez_job SET label = 'x'", []).is_err());
+    }
 }

@@ -7,12 +7,13 @@ pub(crate) const VERSION: &str = "SELECT version, oldest_writer FROM main.birkez
 
 /// `gate` is bound, since a job that is due at once needs no look before it can be claimed.
 pub(crate) const INSERT_JOB: &str = "
-INSERT INTO main.birkez_job (kind, key, payload, shape, fingerprint, gate, run_at, priority, ordering_key, version, created_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+INSERT INTO main.birkez_job (kind, key, payload, shape, fingerprint, gate, run_at, priority, ordering_key, version, created_at,
+                             for_callers)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
 ON CONFLICT (kind, key) DO NOTHING";
 
 const KNOWN_JOB_COLUMNS: &str = "
-SELECT job.id, job.kind, job.payload, job.shape, job.fingerprint, job.state, job.gate, job.run_at, job.attempts,
+SELECT job.id, job.kind, job.payload, job.shape, job.fingerprint, job.state, job.for_callers, job.run_at, job.attempts,
        job.reason, job.result, job.result_note, job.error_class, job.error_text, lease.runner, job.claims, job.suspect,
        job.deadline
 FROM main.birkez_job AS job LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
@@ -114,6 +115,12 @@ pub(crate) const COUNT: &str = "
 INSERT INTO main.birkez_count (kind, state, n) VALUES (?1, ?2, ?3)
 ON CONFLICT (kind, state) DO UPDATE SET n = n + excluded.n";
 
+/// In bounded batches, so that no release of many holds the writer lock for long.
+pub(crate) const RESUME: &str = "
+UPDATE main.birkez_job
+SET state = 0, gate = CASE for_callers WHEN 1 THEN 4 ELSE 0 END, reason = NULL, run_at = ?2, deadline = NULL
+WHERE id IN (SELECT id FROM main.birkez_job WHERE state = 1 AND reason = ?1 LIMIT ?3)";
+
 // ---- owners
 
 pub(crate) const REGISTER_RUNNER: &str = "
@@ -168,7 +175,7 @@ SELECT EXISTS (SELECT 1 FROM main.birkez_job
 const JOB_COLUMNS: &str = "
 SELECT job.id, job.kind, job.key, job.state, lease.job_id IS NOT NULL, job.run_at, job.priority, job.attempts,
        job.reason, job.error_class, job.error_text, job.created_at, job.finished_at, lease.since, job.ordering_key,
-       job.version, job.suspect, job.gate
+       job.version, job.suspect, job.for_callers
 FROM main.birkez_job AS job LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id";
 
 pub(crate) fn job_by_id() -> String {

@@ -3,6 +3,7 @@
 mod builder;
 mod look;
 mod once;
+mod resume;
 mod write;
 
 use std::path::Path;
@@ -19,6 +20,7 @@ use crate::clock::Clock;
 use crate::connect::{Connector, within};
 use crate::endings::Endings;
 use crate::error::{Error, Result};
+use crate::fault::StorageFault;
 use crate::owner::{Owner, Watch};
 use crate::pen::{Act, Mode, Pen};
 use crate::settle::take_back;
@@ -103,14 +105,13 @@ impl Store {
         f: impl FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<T>,
     ) -> Result<T> {
         let inner = &*self.inner;
-        let storage = |source| Error::Storage { act, source };
         let waited_ms = u64::try_from(inner.busy.as_millis()).unwrap_or(u64::MAX);
         let mut connection = inner.pool()?.get().map_err(|_| Error::Busy { act, waited_ms })?;
         within(inner.busy, || {
             let tx = connection.transaction()?;
             f(&tx)
         })
-        .map_err(storage)
+        .map_err(|error| StorageFault::from_sqlite(&error, self.path()).to_error(act))
     }
 }
 

@@ -199,7 +199,8 @@ fn a_writer_that_holds_the_lock_for_most_of_each_lease_costs_nobody_a_lease() {
     let away = start("away", folder.path(), lease);
     let _ = store.enqueue(&Pay { n: 1 }).unwrap();
     wait_until("the other process has it", || log.count("away starts pay-1") == 1);
-    let holder: i64 = ask(folder.path(), "SELECT runner FROM birkez_lease JOIN birkez_job ON id = job_id WHERE kind = 'pay'");
+    let holder: i64 =
+        ask(folder.path(), "SELECT runner FROM birkez_lease JOIN birkez_job ON id = job_id WHERE kind = 'pay'");
     // Many that watch, each at its own moments.
     let watchers: Vec<_> = (0..10)
         .map(|_| {
@@ -209,9 +210,11 @@ fn a_writer_that_holds_the_lock_for_most_of_each_lease_costs_nobody_a_lease() {
         .collect();
     let mut writer = Connection::open(folder.path()).unwrap();
     let beat = format!("SELECT beat FROM birkez_runner WHERE id = {holder}");
-    for _ in 0..6 {
+    let gone = "SELECT count(*) FROM birkez_runner WHERE ending = 'gone'";
+    for hold in 1..=6 {
         let last: i64 = ask(folder.path(), &beat);
-        wait_until("it beats", || ask::<i64>(folder.path(), &beat) > last);
+        wait_until("it beats", || ask::<i64>(folder.path(), &beat) > last || ask::<u32>(folder.path(), gone) > 0);
+        assert_eq!(ask::<u32>(folder.path(), gone), 0, "it was declared gone after hold {hold}");
         // Just before the next beat would come: the worst moment for it.
         std::thread::sleep(lease / 3 - Duration::from_millis(40));
         let held = writer.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
@@ -222,7 +225,7 @@ fn a_writer_that_holds_the_lock_for_most_of_each_lease_costs_nobody_a_lease() {
     wait_until("it is done", || is_done(&store, "pay", "pay-1"));
     assert_eq!(log.count("here starts"), 0, "{:?}", log.lines());
     assert_eq!(log.count("away commits pay-1: ok, cancelled false"), 1, "{:?}", log.lines());
-    assert_eq!(ask::<u32>(folder.path(), "SELECT count(*) FROM birkez_runner WHERE ending = 'gone'"), 0);
+    assert_eq!(ask::<u32>(folder.path(), gone), 0);
     drop(watchers);
 }
 

@@ -64,10 +64,18 @@ fn the_same_content_in_another_spelling_is_the_same() {
     ];
     for (at, spelling) in spellings.iter().enumerate() {
         let id = format!("spelling-{at}");
-        run_sql(store.path(), &format!(
-            "INSERT INTO birkez_job (kind, key, payload) VALUES ('payment', '{id}', '{}')", spelling.replace("ID", &id)));
+        run_sql(
+            store.path(),
+            &format!(
+                "INSERT INTO birkez_job (kind, key, payload) VALUES ('payment', '{id}', '{}')",
+                spelling.replace("ID", &id)
+            ),
+        );
         // Python's own spelling is covered beside; here it is bytes instead of a text too.
-        run_sql(store.path(), &format!("UPDATE birkez_job SET payload = CAST(payload AS BLOB) WHERE key = '{id}' AND {at}"));
+        run_sql(
+            store.path(),
+            &format!("UPDATE birkez_job SET payload = CAST(payload AS BLOB) WHERE key = '{id}' AND {at}"),
+        );
         for _ in 0..3 {
             let met = store.enqueue(&payment(&id)).unwrap();
             assert!(!met.fresh && met.compared, "{spelling}");
@@ -111,7 +119,10 @@ fn what_a_script_inserted_runs_and_is_known_by_its_content() {
         let met = store.enqueue(&same(key)).unwrap();
         assert!(matches!(met.standing, Standing::Done(Ok(21))) && met.compared, "{met:?}");
         let job = store.job(met.id).unwrap().unwrap();
-        assert!(job.created_at.is_some() && job.run_at.timestamp() > 1_600_000_000, "what it left out is filled in: {job:?}");
+        assert!(
+            job.created_at.is_some() && job.run_at.timestamp() > 1_600_000_000,
+            "what it left out is filled in: {job:?}"
+        );
         assert_eq!(store.enqueue(&Payment { minor: 8, ..same(key) }).unwrap_err().code(), "KEY_REUSED");
     }
     runner.stop(Duration::from_secs(5)).unwrap();
@@ -164,10 +175,17 @@ fn what_a_sender_may_change_between_deliveries_is_left_out() {
     assert_eq!(store.enqueue(&delivery(1, "refunded")).unwrap_err().code(), "KEY_REUSED");
     let drain = Drain::new(Runner::builder(&store).handle(|job: Webhook, _cx: &Context| Ok(job.delivered_at)));
     drain.unwrap().drain().unwrap();
-    assert_eq!(store.once(&delivery(9, "paid"), |_cx| unreachable!("it is done")).unwrap(), 1, "the first delivery ran");
+    assert_eq!(
+        store.once(&delivery(9, "paid"), |_cx| unreachable!("it is done")).unwrap(),
+        1,
+        "the first delivery ran"
+    );
     // A script's delivery is compared by the same part of its content.
-    run_sql(store.path(), r#"INSERT INTO birkez_job (kind, key, payload)
-        VALUES ('webhook', 'evt_2', '{"id":"evt_2","delivered_at":77,"body":"paid"}')"#);
+    run_sql(
+        store.path(),
+        r#"INSERT INTO birkez_job (kind, key, payload)
+        VALUES ('webhook', 'evt_2', '{"id":"evt_2","delivered_at":77,"body":"paid"}')"#,
+    );
     let met = store.enqueue(&Webhook { id: "evt_2".into(), body: "paid".into(), delivered_at: 78 }).unwrap();
     assert!(!met.fresh && met.compared);
 }
@@ -246,7 +264,8 @@ fn a_field_that_a_newer_program_added_turns_no_old_key_into_a_reused_one() {
     let folder = TempStore::new().unwrap();
     let store = folder.open().unwrap();
     let old = |id: &str, limit| AlertV1 { id: id.into(), limit };
-    let new = |id: &str, channel: Option<&str>| AlertV2 { id: id.into(), limit: 5, channel: channel.map(str::to_owned) };
+    let new =
+        |id: &str, channel: Option<&str>| AlertV2 { id: id.into(), limit: 5, channel: channel.map(str::to_owned) };
     let id = store.enqueue(&old("old", 5)).unwrap().id;
     for _ in 0..2 {
         let met = store.enqueue(&new("old", None)).unwrap();
@@ -285,8 +304,12 @@ fn a_retired_payload_still_tells_other_content_by_its_fingerprint() {
 fn a_payload_retired_before_any_comparison_is_not_compared() {
     let folder = TempStore::new().unwrap();
     let store = folder.open().unwrap();
-    run_sql(store.path(), r#"INSERT INTO birkez_job (kind, key, payload) VALUES ('clearing', 'a', '{"id":"a","lira":1.0}')"#);
-    let drain = Drain::new(Runner::builder(&store).handle(|job: ClearingV1, _cx: &Context| Ok(job.lira as i64))).unwrap();
+    run_sql(
+        store.path(),
+        r#"INSERT INTO birkez_job (kind, key, payload) VALUES ('clearing', 'a', '{"id":"a","lira":1.0}')"#,
+    );
+    let drain =
+        Drain::new(Runner::builder(&store).handle(|job: ClearingV1, _cx: &Context| Ok(job.lira as i64))).unwrap();
     assert_eq!(drain.drain().unwrap(), 1);
     retire(&store);
     let met = store.enqueue(&v1("a", 1.0)).unwrap();
@@ -299,7 +322,10 @@ fn a_payload_retired_before_any_comparison_is_not_compared() {
 fn an_upgraded_payload_leaves_its_row_no_fingerprint_of_another_shape() {
     let folder = TempStore::new().unwrap();
     let store = folder.open().unwrap();
-    run_sql(store.path(), r#"INSERT INTO birkez_job (kind, key, payload) VALUES ('clearing', 'a', '{"id":"a","lira":1.0}')"#);
+    run_sql(
+        store.path(),
+        r#"INSERT INTO birkez_job (kind, key, payload) VALUES ('clearing', 'a', '{"id":"a","lira":1.0}')"#,
+    );
     assert!(store.enqueue(&v2("a", 100)).unwrap().compared);
     retire(&store);
     // The row is of shape 1: whoever knows only that must not find another program's fingerprint there.

@@ -139,7 +139,7 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
         ordering_key: row.get(14)?,
         version: row.get(15)?,
         suspect_since: row.get::<_, Option<i64>>(16)?.map(instant),
-        for_callers: row.get::<_, Option<i64>>(17)? == Some(4),
+        for_callers: row.get(17)?,
     })
 }
 
