@@ -109,7 +109,7 @@ impl Context {
         let about = format!("{} {} (job {})", kind.escape_debug(), key.escape_debug(), self.claim.id);
         let result = pen.write_here(COMMIT, mode, |group| {
             if self.flags.given_up.load(Ordering::Acquire) || !holds(group, &self.claim)? {
-                return Err(Error::LeaseLost { kind, key }.into());
+                return Err(self.lease_lost().into());
             }
             let value = match pen.run_closure(group, COMMIT, &about, f)? {
                 Ok(value) => value,
@@ -124,15 +124,19 @@ impl Context {
                     group.freed += 1;
                     Ok(Ok(value))
                 }
-                Settled::LeaseLost => {
-                    Err(Error::LeaseLost { kind: self.claim.kind.clone(), key: self.claim.key.clone() }.into())
-                }
+                Settled::LeaseLost => Err(self.lease_lost().into()),
             }
         })?;
         if result.is_ok() {
             self.flags.settled.store(true, Ordering::Release);
         }
         result
+    }
+
+    /// The handler need not wait for the next beat to see that it should stop.
+    fn lease_lost(&self) -> Error {
+        self.flags.cancelled.store(true, Ordering::Release);
+        Error::LeaseLost { kind: self.claim.kind.clone(), key: self.claim.key.clone() }
     }
 }
 

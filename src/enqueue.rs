@@ -8,9 +8,10 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::failure::Class;
 use crate::fingerprint::Fingerprint;
-use crate::job::{Enqueued, Failure, Job, JobRef, Standing, State, check_name, instant};
+use crate::job::{Enqueued, Failure, Job, Standing, check_name, instant};
 use crate::pen::{Group, OpResult};
 use crate::sql;
+use crate::state::{JobRef, State};
 
 /// A job as it is written: encoded, checked, and free of the user's code.
 #[derive(Clone, Debug)]

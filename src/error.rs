@@ -1,11 +1,10 @@
 //! Everything that can go wrong, in one enum with stable codes.
 
+mod code;
+
 use std::path::PathBuf;
 
-use serde::Serialize;
-use serde::ser::{SerializeStruct, Serializer};
-
-use crate::job::{JobRef, State};
+use crate::state::JobRef;
 
 /// A result of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -386,138 +385,4 @@ pub enum Error {
         /// What SQLite said.
         source: rusqlite::Error,
     },
-}
-
-impl Error {
-    /// The stable code, for programs to compare. See the table at [`Error`].
-    pub fn code(&self) -> &'static str {
-        match self {
-            Error::KeyRequired { .. } => "KEY_REQUIRED",
-            Error::KeyTooLong { .. } => "KEY_TOO_LONG",
-            Error::KeyInvalid { .. } => "KEY_INVALID",
-            Error::KindInvalid { .. } => "KIND_INVALID",
-            Error::PayloadTooLarge { .. } => "PAYLOAD_TOO_LARGE",
-            Error::PayloadInvalid { .. } => "PAYLOAD_INVALID",
-            Error::KeyReused { .. } => "KEY_REUSED",
-            Error::InProgress { .. } => "IN_PROGRESS",
-            Error::NotForCallers { .. } => "NOT_FOR_CALLERS",
-            Error::Failed { .. } => "FAILED",
-            Error::Dead { .. } => "DEAD",
-            Error::Cancelled { .. } => "CANCELLED",
-            Error::Parked { .. } => "PARKED",
-            Error::ResultGone { .. } => "RESULT_GONE",
-            Error::ResultUnreadable { .. } => "RESULT_UNREADABLE",
-            Error::LeaseLost { .. } => "LEASE_LOST",
-            Error::AlreadySettled { .. } => "ALREADY_SETTLED",
-            Error::OutputMismatch { .. } => "OUTPUT_MISMATCH",
-            Error::InsideTransaction { .. } => "INSIDE_TRANSACTION",
-            Error::TransactionEnded { .. } => "TRANSACTION_ENDED",
-            Error::Busy { .. } => "BUSY",
-            Error::DiskFull { .. } => "DISK_FULL",
-            Error::OutcomeUnknown { .. } => "OUTCOME_UNKNOWN",
-            Error::Interrupted { .. } => "INTERRUPTED",
-            Error::Closure { .. } => "CLOSURE_FAILED",
-            Error::NotWal { .. } => "NOT_WAL",
-            Error::NotADatabase { .. } => "NOT_A_DATABASE",
-            Error::NotAFile { .. } => "NOT_A_FILE",
-            Error::Damaged { .. } => "DAMAGED",
-            Error::Unwritable { .. } => "UNWRITABLE",
-            Error::NewerSchema { .. } => "NEWER_SCHEMA",
-            Error::ForeignSchema { .. } => "FOREIGN_SCHEMA",
-            Error::EngineTooOld { .. } => "ENGINE_TOO_OLD",
-            Error::DuplicateKind { .. } => "DUPLICATE_KIND",
-            Error::TooManyKinds { .. } => "TOO_MANY_KINDS",
-            Error::ScheduleInvalid { .. } => "SCHEDULE_INVALID",
-            Error::Stopped { .. } => "STOPPED",
-            Error::Io { .. } => "IO",
-            Error::Storage { .. } => "STORAGE",
-        }
-    }
-
-    /// Whether the same call may succeed later without any change by the caller.
-    pub fn is_retryable(&self) -> bool {
-        match self {
-            Error::Failed { retryable, .. } => *retryable,
-            Error::InProgress { .. } | Error::Busy { .. } | Error::DiskFull { .. } | Error::OutcomeUnknown { .. } => {
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Kind and key of the job it speaks of, where it speaks of one.
-    pub fn job(&self) -> Option<(&str, &str)> {
-        match self {
-            Error::PayloadTooLarge { kind, key, .. }
-            | Error::PayloadInvalid { kind, key, .. }
-            | Error::KeyReused { kind, key, .. }
-            | Error::InProgress { kind, key, .. }
-            | Error::NotForCallers { kind, key, .. }
-            | Error::Failed { kind, key, .. }
-            | Error::Dead { kind, key, .. }
-            | Error::Cancelled { kind, key }
-            | Error::Parked { kind, key, .. }
-            | Error::ResultGone { kind, key, .. }
-            | Error::ResultUnreadable { kind, key, .. }
-            | Error::LeaseLost { kind, key }
-            | Error::AlreadySettled { kind, key }
-            | Error::OutputMismatch { kind, key } => Some((kind, key)),
-            _ => None,
-        }
-    }
-
-    fn kind(&self) -> Option<&str> {
-        match self {
-            Error::KeyRequired { kind }
-            | Error::KeyTooLong { kind, .. }
-            | Error::KeyInvalid { kind }
-            | Error::KindInvalid { kind }
-            | Error::DuplicateKind { kind } => Some(kind),
-            other => other.job().map(|(kind, _)| kind),
-        }
-    }
-
-    /// State of the job that has the key already, for the errors that speak of one.
-    pub fn existing(&self) -> Option<State> {
-        match self {
-            Error::KeyReused { existing, .. } | Error::NotForCallers { existing, .. } => Some(existing.state),
-            _ => None,
-        }
-    }
-}
-
-impl Serialize for Error {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let mut shape = serializer.serialize_struct("Error", 5)?;
-        shape.serialize_field("code", self.code())?;
-        shape.serialize_field("message", &self.to_string())?;
-        shape.serialize_field("kind", &self.kind())?;
-        shape.serialize_field("key", &self.job().map(|(_, key)| key))?;
-        shape.serialize_field("retryable", &self.is_retryable())?;
-        shape.end()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_can_be_handed_between_threads_and_is_small() {
-        fn send_sync<T: Send + Sync + 'static>() {}
-        send_sync::<Error>();
-        assert!(size_of::<Error>() <= 120, "{} bytes", size_of::<Error>());
-    }
-
-    #[test]
-    fn an_error_serialises_in_the_one_shape() {
-        let error = Error::LeaseLost { kind: "mail".into(), key: "17".into() };
-        let json = serde_json::to_value(&error).unwrap();
-        assert_eq!(json["code"], "LEASE_LOST");
-        assert_eq!(json["kind"], "mail");
-        assert_eq!(json["key"], "17");
-        assert_eq!(json["retryable"], false);
-        assert_eq!(json["message"], error.to_string());
-        assert_eq!(json.as_object().unwrap().len(), 5);
-    }
 }

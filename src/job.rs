@@ -1,15 +1,15 @@
 //! What a job is: its type, its key, its state, and the answer to enqueueing it.
 
-use std::fmt;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::failure::Class;
 use crate::retry::RetryPolicy;
+use crate::state::State;
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 512;
@@ -126,64 +126,6 @@ pub(crate) fn instant(millis: i64) -> DateTime<Utc> {
     } else {
         DateTime::<Utc>::MAX_UTC
     })
-}
-
-/// Where a job is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// It has a time to run: now, later, or after a failure.
-    Waiting,
-    /// A worker holds its lease.
-    Running,
-    /// It waits for a person or a signal.
-    Parked,
-    /// It was completed.
-    Done,
-    /// It gave up.
-    Dead,
-    /// It was called off.
-    Cancelled,
-}
-
-impl State {
-    /// The word in the file's view and in messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            State::Waiting => "waiting",
-            State::Running => "running",
-            State::Parked => "parked",
-            State::Done => "done",
-            State::Dead => "dead",
-            State::Cancelled => "cancelled",
-        }
-    }
-
-    pub(crate) fn stored(number: i64, leased: bool) -> State {
-        match number {
-            0 if leased => State::Running,
-            0 => State::Waiting,
-            1 => State::Parked,
-            2 => State::Done,
-            3 => State::Dead,
-            _ => State::Cancelled,
-        }
-    }
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A job that exists, in one line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct JobRef {
-    /// Its number in the file.
-    pub id: i64,
-    /// Its state when it was met.
-    pub state: State,
 }
 
 /// The answer to enqueueing: the one job that has the key.

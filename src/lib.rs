@@ -86,6 +86,7 @@ mod platform;
 mod clock;
 mod fault;
 mod error;
+mod state;
 
 pub mod testing;
 
@@ -94,10 +95,11 @@ pub use self::connect::Durability;
 pub use self::context::Context;
 pub use self::error::{Error, Result};
 pub use self::failure::{Class, Verdicts, snooze};
-pub use self::job::{Enqueued, Failure, Job, JobRef, MAX_KEY, MAX_KIND, Standing, State, in_future};
+pub use self::job::{Enqueued, Failure, Job, MAX_KEY, MAX_KIND, Standing, in_future};
 pub use self::retry::RetryPolicy;
 pub use self::runner::{Runner, RunnerBuilder};
 pub use self::schedule::{Occurrence, OccurrenceInfo, Schedule, ScheduleInfo};
+pub use self::state::{JobRef, State};
 pub use self::store::{Attempt, JobInfo, Store, StoreBuilder};
 
 /// The README's example compiles.

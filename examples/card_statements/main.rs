@@ -38,8 +38,8 @@ fn main() -> ExitCode {
         Ok(text) => (Some(text), ExitCode::SUCCESS),
         Err(error) => {
             eprintln!("card_statements: {error:#}");
-            let json = args.json.then(|| serde_json::json!({ "error": failure::shape(&error) }).to_string());
-            (json, ExitCode::FAILURE)
+            let json = || format!("{:#}", serde_json::json!({ "error": failure::shape(&error) }));
+            (args.json.then(json), ExitCode::FAILURE)
         }
     };
     // Whoever reads may have gone; the ledger is written all the same.

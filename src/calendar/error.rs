@@ -4,6 +4,9 @@ use std::fmt;
 
 use super::field::Field;
 
+/// The longest text that is read, in bytes.
+pub(super) const LONGEST: usize = 512;
+
 /// A calendar that was refused: which field, and why.
 ///
 /// Its `Display` is one line: the text (control and non-ASCII characters escaped, at most 60 of them shown), the
@@ -40,7 +43,7 @@ pub enum CalendarFault {
     #[error("is empty")]
     Empty,
     /// Longer than 512 bytes.
-    #[error("is {bytes} bytes long, at most {} are read", super::text::LONGEST)]
+    #[error("is {bytes} bytes long, at most {} are read", LONGEST)]
     TooLong {
         /// Its length.
         bytes: usize,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chrono::{NaiveTime, TimeDelta, Timelike, Weekday};
 
-use super::error::{CalendarError, CalendarFault, Excerpt};
+use super::error::{CalendarError, CalendarFault, Excerpt, LONGEST};
 use super::field::{Field, Fields, Values};
 use super::{ShortMonths, text};
 
@@ -97,7 +97,7 @@ impl FromStr for Form {
 
     fn from_str(input: &str) -> Result<Form, CalendarError> {
         let other = || CalendarError::new(input, None, CalendarFault::Form);
-        if input.len() > text::LONGEST {
+        if input.len() > LONGEST {
             return Form::cron(input);
         }
         let words: Vec<&str> = input.split_ascii_whitespace().collect();

@@ -3,11 +3,8 @@
 //! The grammar: Unix day numbers, three-letter names, ranges, steps, lists, `L`, `?`, seven shorthands. The crate
 //! `cron` numbers days otherwise and accepts far more (`******`, `*5 * * * *`), so it is never shown a user's text.
 
-use super::error::{CalendarError, CalendarFault, Excerpt};
+use super::error::{CalendarError, CalendarFault, Excerpt, LONGEST};
 use super::field::{Field, Fields, Set, Values};
-
-/// The longest text that is read, in bytes.
-pub(super) const LONGEST: usize = 512;
 
 /// A line that was understood.
 #[derive(Debug, PartialEq, Eq)]

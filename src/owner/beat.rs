@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, ErrorCode, params};
 
 use super::BeatState;
 use crate::clock::Clock;
@@ -81,6 +81,8 @@ fn raise(
             state.heard(clock.monotonic());
             Some(lease / 3)
         }
+        // The gap that a busy writer leaves may be short.
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Some(Duration::from_millis(1)),
         // Whatever keeps it from writing may pass before the lease is over.
         Err(_) => Some((lease / 60).max(Duration::from_millis(1))),
     }

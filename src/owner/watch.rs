@@ -19,6 +19,8 @@ const REAP: Act = Act { name: "taking back the jobs of a dead process", instead:
 const PARTING: i64 = 1_000;
 /// Who waited longer than this for the writer lock may have kept a beat waiting too.
 const LONG_WAIT: Duration = Duration::from_millis(100);
+/// A beat that was found standing still has at most this long to use the writer lock, which is free then.
+const LAST_CALL: Duration = Duration::from_secs(1);
 
 /// An owner other than ourselves, as its row says. Without a row there is no uuid: its leases are nobody's.
 #[derive(Clone, Debug)]
@@ -80,6 +82,8 @@ struct Seen {
     lease: Duration,
     /// Added to the lease after something that may have kept the beat from being raised.
     grace: Duration,
+    /// It was found standing still by one who had the writer lock: whoever held that before may have kept it waiting.
+    called: bool,
 }
 
 impl Gone {
@@ -90,10 +94,15 @@ impl Gone {
 
 impl Watch {
     /// Gives an owner one more interval, after something that may have kept its beat from being raised.
-    fn excuse(&mut self, runner: i64) {
+    fn excuse(&mut self, runner: i64, longest: Duration) {
         if let Some(seen) = self.seen.get_mut(&runner) {
-            seen.grace += seen.lease / 3;
+            seen.grace += (seen.lease / 3).min(longest);
+            seen.called = true;
         }
+    }
+
+    fn was_called(&self, runner: i64) -> bool {
+        self.seen.get(&runner).is_some_and(|seen| seen.called)
     }
 
     fn note_clocks(&mut self, wall: i64, monotonic: Duration) {
@@ -108,7 +117,8 @@ impl Watch {
 
     /// Whether the beat of `holder` has stood still for a whole lease.
     fn stands_still(&mut self, holder: &Holder, monotonic: Duration) -> bool {
-        let fresh = || Seen { beat: holder.beat, since: monotonic, lease: holder.lease, grace: Duration::ZERO };
+        let (beat, lease) = (holder.beat, holder.lease);
+        let fresh = || Seen { beat, since: monotonic, lease, grace: Duration::ZERO, called: false };
         let seen = self.seen.entry(holder.id).or_insert_with(fresh);
         if seen.beat != holder.beat {
             *seen = fresh();
@@ -147,12 +157,13 @@ pub(crate) fn reap(pen: &Pen, watch: &mut Watch, gone: Vec<Gone>) -> Result<usiz
     let mut sum = 0;
     for Gone { id, lock, still } in gone {
         let waiting = Stopwatch::start();
+        let called = watch.was_called(id);
         let taken = pen.write(REAP, Mode { atomic: true, synced: false }, move |group| {
             if let Some(beat) = still {
                 let now: Option<i64> =
                     group.statement(sql::RUNNER_BEAT)?.query_row([id], |row| row.get(0)).optional()?;
                 // It beat after all, or whatever kept us waiting may have kept its beat waiting.
-                if now.is_some_and(|now| now != beat) || waiting.elapsed() > LONG_WAIT {
+                if now.is_some_and(|now| now != beat) || waiting.elapsed() > LONG_WAIT || !called {
                     return Ok(None);
                 }
             }
@@ -164,7 +175,8 @@ pub(crate) fn reap(pen: &Pen, watch: &mut Watch, gone: Vec<Gone>) -> Result<usiz
                 tracing::warn!(runner = id, jobs, "a process is gone; its jobs run again");
                 sum += jobs;
             }
-            None => watch.excuse(id),
+            None if waiting.elapsed() > LONG_WAIT => watch.excuse(id, Duration::MAX),
+            None => watch.excuse(id, LAST_CALL),
         }
         if let Some(lock) = lock {
             lock.remove();

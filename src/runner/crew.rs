@@ -199,7 +199,7 @@ impl Crew {
         if handler.timeout.is_some() {
             self.bell.ring();
         }
-        let ended = super::worker::guarded(|| handler.run(&self.store, Arc::clone(&claim), Arc::clone(&flags)));
+        let ended = handler.run(&self.store, Arc::clone(&claim), Arc::clone(&flags));
         let waited_for = self.attempts.end(claim.id);
         let took = self.now().saturating_sub(started);
         self.pace.lock().unwrap_or_else(PoisonError::into_inner).measure(&claim.kind, took);

@@ -1,13 +1,14 @@
 //! Handlers by kind, with their types taken away.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::context::{Context, Flags, encode};
 use crate::enqueue::decode;
 use crate::error::{Error, Result};
-use crate::failure::safe_text;
+use crate::failure::{panic_text, safe_text};
 use crate::job::{Job, check_kind};
 use crate::outcome::Ended;
 use crate::retry::RetryPolicy;
@@ -55,9 +56,11 @@ impl Handler {
         }
     }
 
-    /// Runs one attempt in this thread.
+    /// Runs one attempt in this thread; a panic is how it ended.
     pub(super) fn run(&self, store: &Store, claim: Arc<Claim>, flags: Arc<Flags>) -> Ended {
-        (self.run)((self.make)(store.clone(), claim, flags), store)
+        let cx = (self.make)(store.clone(), claim, flags);
+        catch_unwind(AssertUnwindSafe(|| (self.run)(cx, store)))
+            .unwrap_or_else(|panic| Ended::Panicked { text: panic_text(&*panic) })
     }
 }
 

@@ -87,9 +87,7 @@ impl Drain {
             }
         }
     }
-}
 
-impl Drain {
     /// What a process held that is gone is due again; there is no keeper to find out.
     fn watch(&self) -> Result<()> {
         let mut neighbours = self.neighbours.lock().unwrap_or_else(PoisonError::into_inner);

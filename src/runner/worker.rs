@@ -1,15 +1,12 @@
 //! A worker: one thread that runs one job at a time.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::crew::Crew;
 use crate::error::{Error, Result};
-use crate::failure::panic_text;
-use crate::outcome::Ended;
 use crate::settle::Claim;
 
 thread_local! {
@@ -56,9 +53,4 @@ fn may_start(crew: &Crew, claim: &Claim) -> bool {
         std::thread::sleep(Duration::from_millis(5));
     }
     true
-}
-
-/// Runs a handler; a panic is how its attempt ended.
-pub(super) fn guarded(run: impl FnOnce() -> Ended) -> Ended {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Ended::Panicked { text: panic_text(&*panic) })
 }

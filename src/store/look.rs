@@ -7,8 +7,9 @@ use serde::Serialize;
 use super::Store;
 use crate::error::Result;
 use crate::failure::Class;
-use crate::job::{Failure, State, instant};
+use crate::job::{Failure, instant};
 use crate::sql;
+use crate::state::State;
 
 /// A job as it stands, without its payload.
 #[derive(Clone, Debug, PartialEq, Serialize)]

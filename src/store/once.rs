@@ -11,12 +11,13 @@ use crate::endings::Ending;
 use crate::enqueue::{Answer, Compared, Known, NewJob, Stored, ToCompare, compare, store};
 use crate::error::{Error, Result};
 use crate::failure::{Class, Verdict, panic_text, text_of, verdict_of};
-use crate::job::{Job, State};
+use crate::job::Job;
 use crate::outcome::Ended;
 use crate::owner::{Holder, Owner, find_gone, reap};
 use crate::pen::{Act, Group, Mode, OpResult};
 use crate::retry::RetryPolicy;
 use crate::settle::{Claim, Settled};
+use crate::state::State;
 
 const ONCE: Act = Act { name: "once", instead: "once before or after the transaction" };
 /// A repeat must find the first one's claim and its end, whatever happens to the machine in between.
