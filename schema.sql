@@ -26,7 +26,8 @@ CREATE TABLE birkez_job (
     key          TEXT NOT NULL CHECK (typeof(key) = 'text' AND length(key) BETWEEN 1 AND 512
                                       AND instr(key, char(0)) = 0),
     payload      TEXT CHECK (typeof(payload) <> 'integer' AND typeof(payload) <> 'real'),  -- JSON; NULL once retired
-    shape        INTEGER NOT NULL DEFAULT 1 CHECK (typeof(shape) = 'integer'),  -- which form of the payload it is
+    -- Which form of the payload it is.
+    shape        INTEGER NOT NULL DEFAULT 1 CHECK (typeof(shape) = 'integer' AND shape BETWEEN 0 AND 4294967295),
     -- A format byte and 16 bytes of SHA-256 over the content that must not change under a key. NULL: not computed yet.
     fingerprint  BLOB CHECK (fingerprint IS NULL OR (typeof(fingerprint) = 'blob' AND length(fingerprint) = 17)),
 
@@ -44,10 +45,11 @@ CREATE TABLE birkez_job (
     ordering_key TEXT CHECK (typeof(ordering_key) IN ('text', 'null')),
     version      INTEGER CHECK (typeof(version) IN ('integer', 'null')),
 
-    attempts     INTEGER NOT NULL DEFAULT 0 CHECK (attempts >= 0),  -- charged ones since enqueue, resume or replay
+    -- Charged ones since enqueue, resume or replay.
+    attempts     INTEGER NOT NULL DEFAULT 0 CHECK (typeof(attempts) = 'integer' AND attempts BETWEEN 0 AND 4294967295),
     -- Fencing counter: the highest token that has been settled or taken back. Never reset, so tokens only rise.
-    claims       INTEGER NOT NULL DEFAULT 0 CHECK (claims >= 0),
-    deadline     INTEGER,        -- a failure after this ends the job; set by its first failed attempt
+    claims       INTEGER NOT NULL DEFAULT 0 CHECK (typeof(claims) = 'integer' AND claims >= 0),
+    deadline     INTEGER CHECK (typeof(deadline) IN ('integer', 'null')),  -- a failure after this ends the job; set by its first failed attempt
     suspect      INTEGER,        -- when a process died that held this job; NULL: never, or settled since
     reason       TEXT,           -- why it is parked
     result       TEXT,           -- JSON; what a repeat of the key is answered with

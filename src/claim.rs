@@ -138,7 +138,7 @@ impl Candidate {
         Ok(Candidate {
             id: row.get(0)?,
             kind: row.get(1)?,
-            key: row.get(2)?,
+            key: text(row, 2)?.unwrap_or_default(),
             payload: text(row, 3)?,
             shape: row.get(4)?,
             priority: row.get(5)?,
@@ -161,7 +161,7 @@ fn candidates(group: &Group<'_>, wish: &Wish<'_>) -> rusqlite::Result<Vec<Candid
     let mut rows = statement.query(params_from_iter(wish.kinds))?;
     while found.len() < wish.idle + wish.ahead && bytes < PAYLOADS {
         let Some(row) = rows.next()? else { break };
-        let candidate = Candidate::read(row)?;
+        let Some(candidate) = readable(row) else { continue };
         if (wish.runs_here)(candidate.id) {
             continue;
         }
@@ -174,12 +174,18 @@ fn candidates(group: &Group<'_>, wish: &Wish<'_>) -> rusqlite::Result<Vec<Candid
     Ok(found)
 }
 
+/// A row that another program has filled with what no job can have is passed over: it must not hold up the others.
+fn readable(row: &Row<'_>) -> Option<Candidate> {
+    Candidate::read(row)
+        .inspect_err(|error| tracing::error!(%error, "a job's row cannot be read and is passed over"))
+        .ok()
+}
+
 fn first(group: &Group<'_>, wish: &Wish<'_>, suspects: bool) -> rusqlite::Result<Option<Candidate>> {
     let mut statement = group.statement(&sql::candidates(wish.kinds.len(), suspects))?;
     let mut rows = statement.query(params_from_iter(wish.kinds))?;
     while let Some(row) = rows.next()? {
-        let candidate = Candidate::read(row)?;
-        if !(wish.runs_here)(candidate.id) {
+        if let Some(candidate) = readable(row).filter(|candidate| !(wish.runs_here)(candidate.id)) {
             return Ok(Some(candidate));
         }
     }

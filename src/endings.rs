@@ -3,6 +3,7 @@
 //! A transaction that fails keeps them for the next. Writing one twice, after a COMMIT that only seemed to fail, is
 //! harmless: the file tells that it has been applied.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -24,6 +25,8 @@ pub(crate) struct Ending {
     pub policy: RetryPolicy,
     /// Told what came of it, once that is committed.
     pub told: Option<Arc<OnceLock<Settled>>>,
+    /// Lowered by one once it is committed.
+    pub unwritten: Option<Arc<AtomicUsize>>,
 }
 
 pub(crate) struct Endings {
@@ -31,7 +34,7 @@ pub(crate) struct Endings {
     send: Sender<Ending>,
     receive: Receiver<Ending>,
     /// In the transaction that is open, or left from one that failed.
-    in_hand: Mutex<Vec<(Ending, Option<Settled>)>>,
+    in_hand: Mutex<Vec<InHand>>,
 }
 
 impl Endings {
@@ -45,7 +48,7 @@ impl Endings {
         let _ = self.send.send(ending);
     }
 
-    /// Whether all that was pushed is in the file.
+    /// Whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
         let in_hand = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
         self.receive.is_empty() && in_hand.is_empty()
@@ -66,14 +69,34 @@ impl Endings {
     }
 }
 
+impl Endings {
+    fn settle_all(&self, group: &mut Group<'_>, endings: &mut [InHand]) -> rusqlite::Result<()> {
+        for (ending, settled) in endings {
+            // Stays so if it cannot be written.
+            *settled = Settled::LeaseLost;
+            let settlement = self.settlement(ending, group.now);
+            *settled = settle(group, &ending.claim, &settlement)?;
+        }
+        Ok(())
+    }
+}
+
+/// An ending, and what came of it in the transaction that is open.
+type InHand = (Ending, Settled);
+
 impl Rider for Endings {
     fn open(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
         let mut in_hand = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
         let room = AT_ONCE.saturating_sub(in_hand.len());
-        in_hand.extend(self.receive.try_iter().take(room).map(|ending| (ending, None)));
-        for (ending, settled) in in_hand.iter_mut() {
-            let settlement = self.settlement(ending, group.now);
-            *settled = Some(settle(group, &ending.claim, &settlement)?);
+        in_hand.extend(self.receive.try_iter().take(room).map(|ending| (ending, Settled::LeaseLost)));
+        if in_hand.is_empty() {
+            return Ok(());
+        }
+        if group.isolated(|group| self.settle_all(group, &mut in_hand))?.is_none() {
+            // One of them cannot be written, such as by a trigger of the app's. It must not hold up the others.
+            for one in in_hand.iter_mut() {
+                group.isolated(|group| self.settle_all(group, std::slice::from_mut(one)))?;
+            }
         }
         Ok(())
     }
@@ -83,13 +106,15 @@ impl Rider for Endings {
             return;
         }
         for (ending, settled) in self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            let settled = settled.unwrap_or(Settled::LeaseLost);
             if settled == Settled::LeaseLost && ending.ended != Ended::GivenBack {
                 let Claim { id, kind, token, .. } = &*ending.claim;
                 tracing::warn!(job = id, kind, token, "a late result was refused: the lease had been lost");
             }
             if let Some(told) = ending.told {
                 let _ = told.set(settled);
+            }
+            if let Some(unwritten) = ending.unwritten {
+                unwritten.fetch_sub(1, Ordering::AcqRel);
             }
         }
     }

@@ -127,8 +127,10 @@ pub(crate) const REGISTER_RUNNER: &str = "
 INSERT INTO main.birkez_runner (uuid, has_lock, boot, host, pid, program, lease_ms, started_at, heard_at)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8)";
 
-pub(crate) const BEAT: &str =
-    "UPDATE main.birkez_runner SET beat = beat + 1, heard_at = ?2 WHERE id = ?1 AND ended_at IS NULL";
+/// Nobody beats in a file that only newer programs may write to.
+pub(crate) const BEAT: &str = "
+UPDATE main.birkez_runner SET beat = beat + 1, heard_at = ?2
+WHERE id = ?1 AND ended_at IS NULL AND EXISTS (SELECT 1 FROM main.birkez_version WHERE one = 1 AND oldest_writer <= ?3)";
 
 pub(crate) const END_RUNNER: &str =
     "UPDATE main.birkez_runner SET ended_at = ?2, heard_at = ?2, ending = ?3 WHERE id = ?1 AND ended_at IS NULL";
@@ -228,3 +230,6 @@ pub(crate) const OCCURRENCES: &str = "
 SELECT made.occurrence, made.due_at, made.made_at, made.jobs, made.conflicts
 FROM main.birkez_occurrence AS made JOIN main.birkez_schedule AS schedule ON schedule.id = made.schedule
 WHERE schedule.name = ?1 ORDER BY made.occurrence DESC LIMIT ?2";
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ use super::BeatState;
 use crate::clock::Clock;
 use crate::connect::{Connector, Durability, within};
 use crate::error::{Error, Result};
+use crate::schema::VERSION;
 use crate::sql;
 
 /// A running beat; it ends when this is dropped.
@@ -69,11 +70,15 @@ fn raise(
     let state = state.upgrade()?;
     // Shorter than a third of the lease, so that a drop never waits long for this thread.
     let patience = (lease / 6).min(Duration::from_millis(500));
-    let beaten = within(patience, || connection.prepare_cached(sql::BEAT)?.execute(params![owner, clock.wall()]));
+    let beat = || connection.prepare_cached(sql::BEAT)?.execute(params![owner, clock.wall(), VERSION]);
+    let beaten = within(patience, beat);
     match beaten {
         Ok(0) => {
             state.lost.store(true, Ordering::Release);
-            tracing::warn!(owner, "this process was declared gone; what it was running runs elsewhere");
+            tracing::warn!(
+                owner,
+                "this process was declared gone, or is too old for the file; what it runs is not its own any more"
+            );
             None
         }
         Ok(_) => {

@@ -183,6 +183,30 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
+    /// Runs `f` so that a row which SQLite or birkez cannot digest costs only what `f` would have done, not the whole
+    /// transaction of everybody in it. `None` if it was such a row.
+    pub(crate) fn isolated<T>(
+        &mut self,
+        f: impl FnOnce(&mut Self) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Option<T>> {
+        self.savepoint("SAVEPOINT birkez_part")?;
+        let counted = self.counts.clone();
+        match f(self) {
+            Ok(value) => {
+                self.savepoint("RELEASE birkez_part")?;
+                Ok(Some(value))
+            }
+            Err(error) if is_about_a_row(&error) && !self.tx.is_autocommit() => {
+                self.savepoint("ROLLBACK TO birkez_part")?;
+                self.savepoint("RELEASE birkez_part")?;
+                self.counts = counted;
+                tracing::error!(%error, "a row of the file cannot be dealt with and is passed over");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn savepoint(&self, sql: &str) -> rusqlite::Result<()> {
         self.tx.prepare_cached(sql)?.execute([]).map(|_| ())
     }
@@ -190,6 +214,15 @@ impl<'a> Group<'a> {
 
 fn keep<T>(answer: &Mutex<Option<Result<T, Refusal>>>, value: Result<T, Refusal>) {
     *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+}
+
+/// Whether an error is about the content of a row, such as an app's trigger that refuses it, and not about the file.
+fn is_about_a_row(error: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{ConstraintViolation, TooBig, TypeMismatch, Unknown};
+    match error.sqlite_error_code() {
+        Some(code) => matches!(code, ConstraintViolation | TypeMismatch | TooBig | Unknown),
+        None => true,
+    }
 }
 
 fn is_unknown_savepoint(error: &rusqlite::Error) -> bool {

@@ -1,7 +1,7 @@
 //! What the threads of a runner share, and its part in every transaction: claiming for its workers.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ pub(super) struct Crew {
     /// Wakes the calendar's thread.
     pub calendar_bell: Bell,
     stage: AtomicU8,
+    /// Endings of this crew's that are not in the file yet.
+    unwritten: Arc<AtomicUsize>,
     /// The file is to be looked through: something may have come due, or come from another process.
     look: AtomicBool,
     /// There may be claimable jobs that were not claimed for want of a free worker.
@@ -85,6 +87,7 @@ impl Crew {
             bell: Bell::default(),
             calendar_bell: Bell::default(),
             stage: AtomicU8::new(0),
+            unwritten: Arc::default(),
             look: AtomicBool::new(true),
             hungry: AtomicBool::new(false),
             due: AtomicI64::new(NEVER),
@@ -120,6 +123,11 @@ impl Crew {
     pub(super) fn look(&self) {
         self.look.store(true, Ordering::Release);
         self.bell.ring();
+    }
+
+    /// Whether all that its workers have ended is in the file.
+    pub(super) fn is_written(&self) -> bool {
+        self.unwritten.load(Ordering::Acquire) == 0
     }
 
     /// Whether the keeper has a reason to write.
@@ -169,7 +177,9 @@ impl Crew {
     pub(super) fn push(&self, claim: Arc<Claim>, ended: Ended) {
         self.end_trial(&claim);
         let policy = self.policy(&claim.kind);
-        self.inner().endings.push(Ending { claim, ended, policy, told: None });
+        self.unwritten.fetch_add(1, Ordering::AcqRel);
+        let unwritten = Some(Arc::clone(&self.unwritten));
+        self.inner().endings.push(Ending { claim, ended, policy, told: None, unwritten });
         self.bell.ring();
     }
 
@@ -274,11 +284,17 @@ impl Rider for Crew {
         if round.whole {
             // Cleared before the look: what comes after it asks for another.
             self.look.store(false, Ordering::Release);
-            round.more = let_in(group)?;
+            round.more = group.isolated(let_in)?.unwrap_or(false);
             round.left = true;
         }
         if self.stage() == Stage::Working && round.left && (round.whole || self.buffer.room(group.freed) > 0) {
-            round.left = self.fill(group, &mut round)?;
+            // What cannot be claimed does not keep others from storing; it is tried again at the next look.
+            if let Some(left) = group.isolated(|group| self.fill(group, &mut round))? {
+                round.left = left;
+            } else {
+                round.left = false;
+                round.claimed.clear();
+            }
         }
         if round.whole {
             round.due = next_due(group)?.unwrap_or(NEVER);

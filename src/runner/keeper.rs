@@ -29,8 +29,8 @@ pub(super) struct Keeper {
     crew: Arc<Crew>,
     stop: Arc<Stop>,
     neighbours: Neighbours,
-    /// How often the file is looked at for what other processes did; `None`: never.
-    pace: Option<Duration>,
+    /// How often the file is looked at for what other processes did.
+    pace: Duration,
     looked: Duration,
     fault: Option<Duration>,
     burst: Option<Stopwatch>,
@@ -51,7 +51,7 @@ impl Keeper {
             crew: Arc::clone(crew),
             stop: Arc::clone(stop),
             neighbours: Neighbours::new(crew)?,
-            pace,
+            pace: pace.unwrap_or(LONGEST),
             looked: Duration::ZERO,
             fault: None,
             burst: None,
@@ -99,7 +99,7 @@ impl Keeper {
             self.crew.look();
         }
         self.renew_owner();
-        if self.pace.is_some_and(|pace| now >= self.looked + pace) {
+        if now >= self.looked + self.pace {
             self.looked = now;
             // A look that met a locked file is made again at the next.
             if let Err(error) = self.neighbours.look(&self.crew) {
@@ -124,7 +124,7 @@ impl Keeper {
     }
 
     /// A process that was declared gone registers anew; what it had claimed is not its own any more.
-    fn renew_owner(&self) {
+    fn renew_owner(&mut self) {
         if !self.crew.owner().is_lost() {
             return;
         }
@@ -136,6 +136,7 @@ impl Keeper {
                 *self.crew.owner.lock().unwrap_or_else(PoisonError::into_inner) = owner;
                 self.crew.look();
             }
+            Err(error @ Error::NewerSchema { .. }) => self.bear(&error),
             Err(error) => tracing::debug!(%error, "this process could not be registered anew yet"),
         }
     }
@@ -207,7 +208,7 @@ impl Keeper {
         let others = [
             self.crew.attempts.next_limit(now),
             self.neighbours.next_watch(now),
-            self.pace.map(|pace| (self.looked + pace).saturating_sub(now)),
+            Some((self.looked + self.pace).saturating_sub(now)),
             (self.crew.buffer.len() > 0).then_some(Duration::from_millis(250)),
             (self.crew.stage() != Stage::Working).then(|| self.stop.patience(&self.crew)),
         ];

@@ -9,6 +9,7 @@ use super::crew::Crew;
 use crate::connect::within;
 use crate::error::{Error, Result};
 use crate::owner::{Holder, find_gone, reap};
+use crate::schema::VERSION;
 use crate::sql;
 
 /// A read gives up after this and is tried again at the next look.
@@ -87,6 +88,11 @@ impl Neighbours {
 }
 
 fn anything_for(connection: &Connection, crew: &Crew) -> rusqlite::Result<bool> {
+    // In a file that has become too new for this program, the next transaction says so.
+    let oldest_writer: i64 = connection.prepare_cached(sql::VERSION)?.query_row([], |row| row.get(1))?;
+    if oldest_writer > VERSION {
+        return Ok(true);
+    }
     let now = crew.inner().clock.wall();
     if connection.prepare_cached(sql::ANYTHING_DUE)?.query_row(params![now], |row| row.get(0))? {
         return Ok(true);

@@ -151,7 +151,7 @@ impl Store {
 
     fn settle_for_caller(&self, claim: &Arc<Claim>, ended: Ended, policy: RetryPolicy) -> Result<Settled> {
         let told = Arc::new(OnceLock::new());
-        let ending = Ending { claim: Arc::clone(claim), ended, policy, told: Some(Arc::clone(&told)) };
+        let ending = Ending { claim: Arc::clone(claim), ended, policy, told: Some(Arc::clone(&told)), unwritten: None };
         self.inner.endings.push(ending);
         self.inner.pen.write(ONCE, SYNCED, |_| Ok(()))?;
         Ok(told.get().copied().unwrap_or(Settled::Written))

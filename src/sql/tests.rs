@@ -1,0 +1,91 @@
+//! Which index each statement uses. A partial index serves a statement only while both say the same condition, and a
+//! statement that misses it still answers rightly: it only walks all jobs that there are.
+
+use rusqlite::Connection;
+
+use super::*;
+
+/// What SQLite would do, one step a line, on a file whose statistics say nothing.
+fn plan(sql: &str) -> Vec<String> {
+    let file = Connection::open_in_memory().unwrap();
+    file.execute_batch(include_str!("../../schema.sql")).unwrap();
+    let mut explain =
+        file.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap_or_else(|error| panic!("{sql}: {error}"));
+    let steps = explain.raw_query().mapped(|row| row.get(3)).collect::<rusqlite::Result<_>>();
+    steps.unwrap()
+}
+
+#[track_caller]
+fn assert_plan(sql: &str, index: &str) {
+    let steps = plan(sql);
+    assert!(steps.iter().any(|step| step.contains(index)), "no `{index}` in {steps:#?} of {sql}");
+    for step in &steps {
+        assert!(!walks(step) && !step.contains("TEMP B-TREE"), "`{step}` in {sql}");
+    }
+}
+
+fn walks(step: &str) -> bool {
+    step.starts_with("SCAN") && step != "SCAN CONSTANT ROW"
+}
+
+#[test]
+fn a_claim_reads_its_candidates_from_their_index_in_order() {
+    for kinds in [1, 2, 7] {
+        for (suspects, index) in [(false, "birkez_job_claim"), (true, "birkez_job_suspect")] {
+            let sql = candidates(kinds, suspects);
+            assert_plan(&sql, &format!("USING INDEX {index} (kind=?)"));
+            let ranges = plan(&sql).iter().filter(|step| step.contains(index)).count();
+            assert_eq!(ranges, kinds, "one range a kind");
+        }
+    }
+    assert_plan(PRIORITY_BELOW, "birkez_job_claim (kind=? AND priority<?)");
+    assert_plan(CANDIDATE_AT, "birkez_job_claim (kind=? AND priority=?)");
+    assert_plan(CLAIM, "birkez_runner USING");
+}
+
+#[test]
+fn what_comes_due_is_found_without_a_look_at_what_is_not() {
+    assert_plan(LET_IN, "birkez_job_due (run_at<?)");
+    assert_plan(ANYTHING_DUE, "birkez_job_due (run_at<?)");
+    // The first entry of the index: a scan of one row.
+    let steps = plan(NEXT_DUE);
+    assert_eq!(steps, ["SCAN main.birkez_job USING COVERING INDEX birkez_job_due"]);
+    for index in ["birkez_job_claim", "birkez_job_suspect"] {
+        assert!(plan(ANYTHING_CLAIMABLE).iter().any(|step| step.contains(&format!("{index} (kind=?)"))));
+    }
+    assert!(!plan(ANYTHING_CLAIMABLE).iter().any(|step| walks(step)), "{:#?}", plan(ANYTHING_CLAIMABLE));
+}
+
+#[test]
+fn a_known_job_is_found_by_its_name_or_number() {
+    let unique = "sqlite_autoindex_birkez_job_1 (kind=? AND key=?)";
+    assert_plan(JOB_BY_KEY, unique);
+    assert_plan(&job_by_name(), unique);
+    assert_plan(&job_by_id(), "INTEGER PRIMARY KEY");
+    let by_number = [
+        SET_FINGERPRINT,
+        CHARGE,
+        HOLDS_LEASE,
+        END_LEASE,
+        WAS_SETTLED,
+        SETTLE_DONE,
+        SETTLE,
+        TAKE_BACK,
+        RUNNER_BEAT,
+        BEAT,
+    ];
+    for sql in by_number {
+        assert_plan(sql, "INTEGER PRIMARY KEY");
+    }
+    assert_plan(ATTEMPTS, "PRIMARY KEY (job_id=?)");
+}
+
+#[test]
+fn the_living_are_found_without_a_look_at_the_dead() {
+    // The index holds nobody else, so that walking it is right.
+    assert_eq!(plan(LIVE_RUNNERS), ["SCAN main.birkez_runner USING INDEX birkez_runner_live"]);
+    assert_plan(SCHEDULE_BY_NAME, "(name=?)");
+    assert_plan(MOVE_MARK, "INTEGER PRIMARY KEY");
+    assert_plan(OCCURRENCES, "PRIMARY KEY (schedule=?)");
+    assert_plan(RESUME, "birkez_job_parked (reason=?)");
+}
