@@ -47,7 +47,7 @@ pub(crate) struct Fairness {
 
 /// Lets in what has come due. True if there may be more.
 pub(crate) fn let_in(group: &mut Group<'_>) -> rusqlite::Result<bool> {
-    let let_in = group.statement(sql::LET_IN)?.execute(params![group.now, LET_IN])?;
+    let let_in = group.statement(sql::LET_IN)?.execute([group.now])?;
     Ok(i64::try_from(let_in).is_ok_and(|n| n >= LET_IN))
 }
 

@@ -11,6 +11,7 @@ mod pace;
 mod stop;
 mod worker;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub struct Runner {
     crew: Arc<Crew>,
     stop: Arc<Stop>,
     grace: Duration,
+    /// Its end has been waited for: a drop after a stop that failed does not wait once more.
+    waited: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     replacements: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
@@ -129,6 +132,7 @@ impl Runner {
         if worker::works_for(&self.crew) || self.crew.inner().pen.is_held_here() {
             return Ok(());
         }
+        self.waited.store(true, Ordering::Release);
         if !self.stop.wait(grace.saturating_add(STOP_SLACK)) {
             return Err(Error::Busy { act: "stopping the runner", waited_ms: grace.as_millis() as u64 });
         }
@@ -157,6 +161,7 @@ impl Runner {
 impl Drop for Runner {
     fn drop(&mut self) {
         if self.crew.stage() != Stage::Ended
+            && !self.waited.load(Ordering::Acquire)
             && let Err(error) = self.end(self.grace)
         {
             tracing::warn!(%error, "a runner could not be stopped in order");
@@ -245,8 +250,14 @@ impl RunnerBuilder {
         let (crew, planner) = self.build()?;
         let rider: Arc<dyn Rider> = Arc::clone(&crew) as _;
         crew.inner().pen.attach(Arc::downgrade(&rider));
-        let runner =
-            Runner { stop: Arc::default(), grace, threads: Mutex::default(), replacements: Arc::default(), crew };
+        let runner = Runner {
+            stop: Arc::default(),
+            grace,
+            waited: AtomicBool::default(),
+            threads: Mutex::default(),
+            replacements: Arc::default(),
+            crew,
+        };
         let keeper = Keeper::spawn(&runner.crew, &runner.stop, pace, &runner.replacements)?;
         let mut threads = vec![keeper];
         for _ in 0..workers {

@@ -28,13 +28,15 @@ pub(crate) const SET_FINGERPRINT: &str =
 
 // ---- let in what has come due
 
-/// Also the first look at a plain INSERT: what it left out is filled in.
+/// Also the first look at a plain INSERT: what it left out is filled in. At most 1,000 at a time, so that a flood of due
+/// jobs does not hold the writer lock; [`crate::claim::let_in`] knows the number too. It is no parameter: SQLite looks at a
+/// bound LIMIT while it plans, and prepares the statement anew each time that it is bound.
 pub(crate) const LET_IN: &str = "
 UPDATE main.birkez_job
 SET gate = 1,
     run_at = CASE run_at WHEN 0 THEN ?1 ELSE run_at END,
     created_at = CASE created_at WHEN 0 THEN ?1 ELSE created_at END
-WHERE id IN (SELECT id FROM main.birkez_job WHERE gate = 0 AND run_at <= ?1 ORDER BY run_at LIMIT ?2)";
+WHERE id IN (SELECT id FROM main.birkez_job WHERE gate = 0 AND run_at <= ?1 ORDER BY run_at LIMIT 1000)";
 
 pub(crate) const NEXT_DUE: &str = "SELECT run_at FROM main.birkez_job WHERE gate = 0 ORDER BY run_at LIMIT 1";
 

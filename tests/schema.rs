@@ -112,6 +112,7 @@ fn write_fixture(path: &Path) {
         path,
         r#"INSERT INTO birkez_job (kind, key, payload) VALUES ('statement', 'script', '{ "minor": 150, "card": "script" }');
            UPDATE birkez_runner SET host = 'host', program = 'fixture', boot = 'another boot', pid = 1;
+           VACUUM;
            PRAGMA wal_checkpoint(TRUNCATE);"#,
     );
 }
@@ -127,7 +128,7 @@ fn old_files() -> Vec<(i64, TempStore)> {
         ONCE.call_once(|| {
             let folder = TempStore::new().unwrap();
             write_fixture(folder.path());
-            fs::copy(folder.path(), fixtures().join("v1.db")).unwrap();
+            fs::write(fixtures().join("v1.db"), fs::read(folder.path()).unwrap()).unwrap();
         });
     }
     let copy = |version: i64| {

@@ -98,6 +98,11 @@ impl Attempts {
         kinds
     }
 
+    /// How many have run for longer than this.
+    pub(super) fn longer_than(&self, time: Duration, now: Duration) -> usize {
+        self.lock().running.values().filter(|running| now.saturating_sub(running.started) > time).count()
+    }
+
     pub(super) fn running(&self) -> usize {
         self.lock().running.len()
     }

@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::attempts::Attempts;
 use super::buffer::Buffer;
 use super::handlers::Handlers;
-use super::pace::Pace;
+use super::pace::{Pace, REACH};
 use crate::claim::{Fairness, Wish, claim, claim_suspect, let_in, next_due};
 use crate::context::Flags;
 use crate::endings::Ending;
@@ -43,6 +43,8 @@ pub(super) struct Crew {
     look: AtomicBool,
     /// There may be claimable jobs that were not claimed for want of a free worker.
     hungry: AtomicBool,
+    /// The last look found something to claim: there may be more to claim ahead before a worker is free.
+    fed: AtomicBool,
     /// When the next job becomes due, by the wall clock.
     pub due: AtomicI64,
     pub pace: Mutex<Pace>,
@@ -90,6 +92,7 @@ impl Crew {
             unwritten: Arc::default(),
             look: AtomicBool::new(true),
             hungry: AtomicBool::new(false),
+            fed: AtomicBool::new(false),
             due: AtomicI64::new(NEVER),
             pace: Mutex::default(),
             round: Mutex::default(),
@@ -146,7 +149,7 @@ impl Crew {
     }
 
     fn can_claim(&self) -> bool {
-        (self.buffer.room(0) > 0 || self.buffer.len() < self.workers)
+        (self.buffer.room(0) > 0 || self.fed.load(Ordering::Acquire) && self.buffer.len() < self.workers)
             && !self.inner().trial.is_on(self.now())
             && !self.owner().is_lost()
             && !self.open_kinds().is_empty()
@@ -245,7 +248,9 @@ impl Crew {
             return Ok(true);
         }
         let idle = self.buffer.room(group.freed);
-        let budget = self.pace.lock().unwrap_or_else(PoisonError::into_inner).budget(self.workers);
+        // Who is in something long will not start what is claimed ahead.
+        let quick = self.workers.saturating_sub(self.attempts.longer_than(REACH, self.now()));
+        let budget = self.pace.lock().unwrap_or_else(PoisonError::into_inner).budget(quick);
         let budget = budget.with_buffered(self.buffer.len(), |f| self.buffer.each_kind(f));
         // Whoever only stores a job claims for idle workers; claiming ahead is the keeper's.
         let ahead = if round.whole { budget.jobs } else { 0 };
@@ -313,6 +318,9 @@ impl Rider for Crew {
             return;
         }
         self.hungry.store(round.left, Ordering::Release);
+        if whole {
+            self.fed.store(!claimed.is_empty(), Ordering::Release);
+        }
         if round.more {
             self.look();
         }

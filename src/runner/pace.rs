@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 /// What the buffer holds is meant to be started within this.
-const REACH: Duration = Duration::from_millis(20);
+pub(super) const REACH: Duration = Duration::from_millis(20);
 /// Most that is ever claimed ahead.
 const MOST: usize = 512;
 /// Share of a new measurement in the average.

@@ -148,12 +148,13 @@ impl StoreBuilder {
         let explain = |error| explain_open(error, path);
         let waited = Stopwatch::start();
         loop {
+            // Pages before mode: another process may fill the file in between, and it switches the mode first.
+            let pages = connection.query_row("PRAGMA main.page_count", [], |row| row.get::<_, i64>(0));
+            let pages = pages.map(Some).or_else(busy_is_none).map_err(explain)?;
             let mode = journal_mode(connection, "PRAGMA main.journal_mode").or_else(busy_is_none).map_err(explain)?;
             if mode.as_deref() == Some("wal") {
                 return Ok(());
             }
-            let pages = connection.query_row("PRAGMA main.page_count", [], |row| row.get::<_, i64>(0));
-            let pages = pages.map(Some).or_else(busy_is_none).map_err(explain)?;
             match (mode, pages) {
                 (Some(mode), Some(pages)) if pages > 0 && !self.switch_to_wal => {
                     return Err(Error::NotWal { path: path.clone(), mode });

@@ -254,13 +254,10 @@ fn without_arguments_it_finds_its_own_purchases_and_makes_panel_db_where_it_stan
     assert_eq!((&said["purchases"], &said["through"]), (&600.into(), &"2028-03-30".into()));
     assert_eq!((&said["closed_through"], &said["ledger_rows"]), (&"2028-03-30".into(), &3413.into()));
     let total: i64 = said["cards"].as_array().unwrap().iter().map(|card| card["balance_minor"].as_i64().unwrap()).sum();
-    let mut given = csv::Reader::from_path(here.join("../..").join(purchases())).unwrap();
+    let given = data("purchases.csv");
+    let mut given = csv::Reader::from_reader(given.as_bytes());
     let paid: i64 = given.records().map(|row| row.unwrap()[5].parse::<i64>().unwrap()).sum();
     assert_eq!(total, paid, "every purchase is paid off");
-}
-
-fn purchases() -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/purchases.csv")
 }
 
 #[test]

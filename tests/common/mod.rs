@@ -29,6 +29,8 @@ use birkez::rusqlite::types::{FromSql, Value};
 use birkez::rusqlite::{Connection, Row};
 
 const ROLE: &str = "BIRKEZ_TEST_ROLE";
+/// What the test binary is told to run in a child.
+const CHILD: [&str; 4] = ["child_role", "--exact", "--nocapture", "--test-threads=1"];
 /// Marks what a child says among what the test harness prints.
 const MARK: char = '@';
 /// A condition or a child that takes longer than this never comes.
@@ -123,6 +125,13 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
+/// A command that starts this test binary in `role` as its last arguments say, such as a shell with a limit.
+pub fn as_child<V: AsRef<OsStr>>(mut command: Command, role: &str, variables: &[(&str, V)]) -> Command {
+    command.arg(std::env::current_exe().unwrap()).args(CHILD);
+    command.env(ROLE, role).envs(variables.iter().map(|(name, value)| (name, value)));
+    command
+}
+
 /// In a child: a variable it was given.
 #[track_caller]
 pub fn given(name: &str) -> String {
@@ -154,10 +163,7 @@ impl Child {
     /// Starts this test binary in `role`, with variables that it reads with [`given`].
     pub fn start<V: AsRef<OsStr>>(role: &str, variables: &[(&str, V)]) -> Child {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["child_role", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
-        for (name, value) in variables {
-            command.env(name, value);
-        }
+        command.args(CHILD).env(ROLE, role).envs(variables.iter().map(|(name, value)| (name, value)));
         Child::run(command)
     }
 
