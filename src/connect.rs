@@ -70,6 +70,9 @@ impl Connector {
     }
 
     pub(crate) fn prepare(&self, connection: &Connection) -> rusqlite::Result<()> {
+        // Savepoints spill into temporary files otherwise, in a folder that may not be writable. It touches no file, and
+        // comes before the hook since it drops every temporary table that is there.
+        connection.execute_batch("PRAGMA temp_store = MEMORY")?;
         if let Some(hook) = &self.hook {
             hook(connection)?;
         }
@@ -169,11 +172,19 @@ pub(crate) fn explain_open(error: rusqlite::Error, path: &Path) -> Error {
             Error::Unwritable { path, cause: error.to_string() }
         }
         Some(ErrorCode::DiskFull) => Error::DiskFull { act: "opening the store" },
+        // No room for the index of the WAL.
+        Some(_) if extended_code(&error) == Some(rusqlite::ffi::SQLITE_IOERR_SHMSIZE) => {
+            Error::DiskFull { act: "opening the store" }
+        }
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             Error::Busy { act: "opening the store", waited_ms: waited_ms() }
         }
         _ => Error::Storage { act: "opening the store", source: error },
     }
+}
+
+fn extended_code(error: &rusqlite::Error) -> Option<i32> {
+    error.sqlite_error().map(|error| error.extended_code)
 }
 
 #[cfg(test)]

@@ -105,7 +105,7 @@ impl Context {
         let pen = &self.store.inner.pen;
         let limit = self.store.inner.payload_limit;
         // `once` is synced whatever the durability.
-        let mode = Mode { atomic: true, synced: self.claim.for_callers };
+        let mode = Mode { atomic: true, synced: self.claim.for_callers, ..Mode::default() };
         let about = format!("{} {} (job {})", kind.escape_debug(), key.escape_debug(), self.claim.id);
         let result = pen.write_here(COMMIT, mode, |group| {
             if self.flags.given_up.load(Ordering::Acquire) || !holds(group, &self.claim)? {

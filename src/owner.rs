@@ -39,7 +39,7 @@ pub(crate) struct BeatState {
     /// Somebody has declared this owner gone.
     lost: AtomicBool,
     /// Commits of the beat's, so that they are not taken for a neighbour's.
-    commits: AtomicU64,
+    commits: Arc<AtomicU64>,
     /// Monotonic milliseconds of the last beat that reached the file.
     last: AtomicU64,
 }
@@ -75,7 +75,7 @@ impl Owner {
             ])?;
             Ok(group.tx().last_insert_rowid())
         })?;
-        let state = Arc::new(BeatState::default());
+        let state = Arc::new(BeatState { commits: pen.beats(), ..BeatState::default() });
         state.heard(clock.monotonic());
         let beat = beat::Beat::start(id, lease, connector, clock, &state)?;
         Ok(Arc::new(Owner { id, lease, state, lock, beat: Mutex::new(Some(beat)) }))
@@ -90,11 +90,6 @@ impl Owner {
     pub(crate) fn is_fresh(&self, monotonic: Duration) -> bool {
         let last = Duration::from_millis(self.state.last.load(Ordering::Acquire));
         !self.is_lost() && monotonic.saturating_sub(last) < self.lease
-    }
-
-    /// How often its beat has committed.
-    pub(crate) fn commits(&self) -> u64 {
-        self.state.commits.load(Ordering::Acquire)
     }
 
     /// Stops the beat. The row is ended by the caller, in a transaction of the pen's.

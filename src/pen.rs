@@ -4,17 +4,20 @@
 //! up meanwhile, commits once, and answers them. Then it hands the pen to the first of those who came later. Nobody waits
 //! to fill a batch; under load the batches fill themselves, and one sync serves many.
 
+mod gaps;
 mod group;
 mod line;
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
+use self::gaps::Gaps;
 pub(crate) use self::group::{Group, OpError, OpResult};
 use self::line::{Line, Slot, Turn};
 use crate::clock::{Clock, Stopwatch, millis};
@@ -45,6 +48,8 @@ pub(crate) struct Mode {
     pub atomic: bool,
     /// Its commit is synced whatever the store's durability.
     pub synced: bool,
+    /// Its caller writes one transaction after another.
+    pub follows: bool,
 }
 
 /// What rides along in every transaction, and is told of the outcome.
@@ -70,8 +75,15 @@ pub(crate) struct Pen {
     clock: Arc<dyn Clock>,
     busy: Duration,
     line: Mutex<Line>,
-    writer: Mutex<Connection>,
+    writer: Mutex<Writer>,
+    /// Commits of the beats of this process, which are not a neighbour's.
+    beats: Arc<AtomicU64>,
     riders: RwLock<Vec<Weak<dyn Rider>>>,
+}
+
+struct Writer {
+    connection: Connection,
+    gaps: Gaps,
 }
 
 thread_local! {
@@ -86,7 +98,8 @@ impl Pen {
             clock,
             busy,
             line: Mutex::default(),
-            writer: Mutex::new(connection),
+            writer: Mutex::new(Writer { connection, gaps: Gaps::default() }),
+            beats: Arc::default(),
             riders: RwLock::default(),
         }
     }
@@ -94,6 +107,11 @@ impl Pen {
     /// From now on nothing waits longer than this for other connections.
     pub(crate) fn hurry(&mut self, busy: Duration) {
         self.busy = self.busy.min(busy);
+    }
+
+    /// To be raised with each commit of a beat.
+    pub(crate) fn beats(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.beats)
     }
 
     pub(crate) fn path(&self) -> &PathBuf {
@@ -135,6 +153,7 @@ impl Pen {
             Turn::Done(outcome) => self.answer(act, outcome, &answer),
             Turn::Lead => {
                 let mut own = slot.take();
+                let mode = Mode { follows: true, ..mode };
                 let outcome = self.lead(act, mode, waited, &mut |group| own.take().map_or(Ok(()), |op| op(group)));
                 self.answer(act, outcome, &answer)
             }
@@ -151,10 +170,12 @@ impl Pen {
     ) -> Result<T> {
         self.refuse_inside(act)?;
         let waited = Stopwatch::start();
+        let mut mode = mode;
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         if !line.take_pen() {
             let slot = line.join_in_person(mode);
             drop(line);
+            mode.follows = true;
             if !matches!(self.wait(&slot, waited), Turn::Lead) {
                 return Err(self.busy_error(act, waited));
             }
@@ -242,18 +263,27 @@ impl Pen {
         own: &mut dyn FnMut(&mut Group<'_>) -> Result<(), StorageFault>,
         followers: &mut Vec<Arc<Slot>>,
     ) -> Result<(), StorageFault> {
-        let connection = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let Writer { connection, gaps } = &mut *writer;
+        gaps.leave(mode.follows);
         let fault = |error: rusqlite::Error| StorageFault::from_sqlite(&error, self.path());
         let raised = mode.synced && self.connector.durability == Durability::Normal;
         if raised {
             connection.execute_batch(Durability::Full.pragma()).map_err(fault)?;
         }
+        let mut held = None;
         let outcome = (|| {
             let left = waited.left(self.busy).unwrap_or(Duration::ZERO);
-            let tx = within(left, || Transaction::new_unchecked(&connection, TransactionBehavior::Immediate))
+            let tx = within(left, || Transaction::new_unchecked(connection, TransactionBehavior::Immediate))
                 .map_err(|error| with_wait(fault(error), waited))?;
+            held = Some(Stopwatch::start());
             let mut group = Group::new(&tx, self.path(), self.clock.wall());
             group.check_version()?;
+            if mode.follows {
+                let version =
+                    group.statement("PRAGMA data_version").and_then(|mut ask| ask.query_row([], |row| row.get(0)));
+                gaps.note(version.map_err(fault)?, self.beats.load(Ordering::Acquire));
+            }
             self.let_ride(&mut group, |rider, group| rider.open(group))?;
             own(&mut group)?;
             self.take_followers(&mut group, followers, raised || self.connector.durability == Durability::Full)?;
@@ -264,6 +294,9 @@ impl Pen {
         if !connection.is_autocommit() {
             // What made COMMIT fail may keep ROLLBACK from working too; the next BEGIN then says so.
             let _ = connection.execute_batch("ROLLBACK");
+        }
+        if let Some(held) = held {
+            gaps.end(held);
         }
         if raised {
             connection.execute_batch(self.connector.durability.pragma()).map_err(fault)?;

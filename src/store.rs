@@ -157,7 +157,7 @@ impl Drop for Inner {
         owner.fall_silent();
         let id = owner.id;
         self.pen.hurry(CLOSING);
-        let ended = self.pen.write(CLOSE, Mode { atomic: true, synced: false }, move |group| {
+        let ended = self.pen.write(CLOSE, Mode { atomic: true, ..Mode::default() }, move |group| {
             take_back(group, id)?;
             group.statement(sql::END_RUNNER)?.execute(params![id, group.now, "stopped"])?;
             Ok(())

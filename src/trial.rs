@@ -38,9 +38,7 @@ impl Trial {
                 on.started.get_or_insert(now);
                 Ok(())
             }
-            Some(on) if !on.is_over(now) => {
-                Err(on.started.map_or(WATCHED, |started| (started + WATCHED).saturating_sub(now)))
-            }
+            Some(on) if !on.is_over(now) => Err(on.left(now)),
             _ => Ok(()),
         }
     }
@@ -48,6 +46,12 @@ impl Trial {
     /// Whether nothing may start for now but the suspect itself.
     pub(crate) fn is_on(&self, now: Duration) -> bool {
         self.lock().is_some_and(|on| !on.is_over(now))
+    }
+
+    /// How long until others may start beside the suspect, unless it ends before.
+    pub(crate) fn left(&self, now: Duration) -> Option<Duration> {
+        let on = self.lock().filter(|on| !on.is_over(now))?;
+        Some(on.left(now))
     }
 
     /// The job has ended, or was given back.
@@ -64,6 +68,10 @@ impl Trial {
 }
 
 impl On {
+    fn left(&self, now: Duration) -> Duration {
+        self.started.map_or(WATCHED, |started| (started + WATCHED).saturating_sub(now))
+    }
+
     fn is_over(&self, now: Duration) -> bool {
         self.started.is_some_and(|started| now.saturating_sub(started) >= WATCHED)
     }

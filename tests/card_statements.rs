@@ -55,23 +55,31 @@ fn the_ledger_is_the_given_one_and_a_second_run_writes_nothing_and_says_so() {
 fn a_run_that_is_killed_at_any_moment_and_started_again_writes_each_row_once() {
     let kills = rounds("BIRKEZ_STATEMENT_KILLS", 20);
     let mut chance = chance();
-    let (purchases, expected) = (data("purchases.csv"), data("ledger_through_2026-11-30.csv"));
-    let total = expected.lines().count() as i64 - 1;
-    let mut partly = 0;
-    for round in 1..=kills {
-        let desk = Desk::new(&purchases);
-        // The row to wait for fits any machine's speed. Half of the kills follow at once, close behind a commit; the
-        // others anywhere in what comes next.
-        let (row, pause) = (chance.i64(0..total), chance.bool().then(|| Duration::from_micros(chance.u64(0..5_000))));
-        let found = kill_at(&desk, row, pause);
-        partly += u32::from(0 < found && found < total);
-        desk.post(&["--through", THROUGH]);
-        assert!(desk.ledger() == expected, "round {round}, killed at row {found} of {total}: another ledger");
-        check_once(desk.db(), total);
-        assert_eq!(ask::<i64>(desk.db(), MISPLACED), 0, "round {round}: rows whose job or time is not theirs");
-    }
+    let mut moments = (1..=kills).map(|round| (round, chance.fork()));
+    let halves = [moments.by_ref().take(kills as usize / 2).collect(), moments.collect::<Vec<_>>()];
+    let partly: u32 = std::thread::scope(|scope| {
+        let running =
+            halves.map(|half: Vec<_>| scope.spawn(|| half.into_iter().map(killed_and_restarted).sum::<u32>()));
+        running.into_iter().map(|half| half.join().unwrap()).sum()
+    });
     println!("{partly} of {kills} kills found the ledger partly written");
     assert!(partly * 4 >= kills * 3, "only {partly} of {kills} kills found the ledger partly written");
+}
+
+/// One round; answers 1 if the kill found the ledger partly written.
+fn killed_and_restarted((round, mut chance): (u32, fastrand::Rng)) -> u32 {
+    let expected = data("ledger_through_2026-11-30.csv");
+    let total = expected.lines().count() as i64 - 1;
+    let desk = Desk::new(&data("purchases.csv"));
+    // The row to wait for fits any machine's speed. Half of the kills follow at once, close behind a commit; the others
+    // anywhere in what comes next.
+    let (row, pause) = (chance.i64(0..total), chance.bool().then(|| Duration::from_micros(chance.u64(0..5_000))));
+    let found = kill_at(&desk, row, pause);
+    desk.post(&["--through", THROUGH]);
+    assert!(desk.ledger() == expected, "round {round}, killed at row {found} of {total}: another ledger");
+    check_once(desk.db(), total);
+    assert_eq!(ask::<i64>(desk.db(), MISPLACED), 0, "round {round}: rows whose job or time is not theirs");
+    u32::from(0 < found && found < total)
 }
 
 /// Random numbers whose seed is printed, and can be given.
@@ -109,8 +117,7 @@ fn check_once(db: &Path, total: i64) {
     assert_eq!(ask::<i64>(db, "SELECT count(*) FROM birkez_jobs WHERE state <> 'done'"), 0, "jobs that are not done");
     assert_eq!(ask::<i64>(db, "SELECT sum(result) FROM birkez_jobs"), total, "rows that the jobs say they wrote");
     assert_eq!(ask::<i64>(db, "SELECT count(*) FROM posting"), total);
-    let shared =
-        "SELECT count(*) FROM (SELECT 1 FROM ledger JOIN posting USING (purchase_id, instalment)
+    let shared = "SELECT count(*) FROM (SELECT 1 FROM ledger JOIN posting USING (purchase_id, instalment)
          GROUP BY card_id, statement_date HAVING count(DISTINCT job_id) > 1)";
     assert_eq!(ask::<i64>(db, shared), 0, "statements that two jobs wrote");
 }

@@ -270,6 +270,19 @@ fn a_full_disk_is_never_a_jobs_failure_and_work_goes_on_when_there_is_room() {
     assert_eq!(ask::<i64>(store.path(), "SELECT count(*) FROM app"), 1);
 }
 
+#[test]
+fn a_store_on_a_full_disk_is_refused_by_that_name_and_opens_when_there_is_room() {
+    let Some(disk) = Disk::new("1m") else { return };
+    for is_there in [false, true] {
+        disk.fill_but(0);
+        let error = Store::open(disk.database()).unwrap_err();
+        assert_eq!((error.code(), error.is_retryable()), ("DISK_FULL", true), "{error:?}");
+        disk.free();
+        let store = Store::open(disk.database()).unwrap();
+        assert_eq!(store.enqueue(&blob("a", 10)).unwrap().fresh, !is_there);
+    }
+}
+
 /// In a child whose files cannot grow beyond a limit: enqueues until it is met, and some more.
 fn enqueue_to_the_limit() {
     let store = Store::open(given("FILE")).unwrap();

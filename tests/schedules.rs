@@ -4,14 +4,13 @@
 
 mod common;
 
-use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use birkez::testing::{Drain, ManualClock, TempStore};
 use birkez::{Context, Job, Occurrence, Runner, RunnerBuilder, Schedule, ScheduleInfo, Store};
-use common::{Child, ask, given, rounds, rows, tell};
+use common::{ask, rows};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -73,17 +72,6 @@ fn occurrences(store: &Store, name: &str) -> Vec<String> {
 
 fn info(store: &Store, name: &str) -> ScheduleInfo {
     store.schedules().unwrap().into_iter().find(|schedule| schedule.name == name).unwrap()
-}
-
-#[test]
-fn child_role() {
-    match common::role().as_deref() {
-        Some("evaluate") => evaluate_each_minute(),
-        Some("map-and-hang") => map_and_hang(),
-        Some("walk") => walk_the_minutes(),
-        Some(other) => panic!("no role {other}"),
-        None => {}
-    }
 }
 
 #[test]
@@ -206,6 +194,10 @@ fn another_zone_repeats_no_date_that_is_done() {
     clock.set("2026-06-01T06:00:00Z".parse().unwrap());
     run("Europe/Paris");
     assert_eq!(keys(&store)[1..], ["2026-06-01T08:00:00"]);
+    // Nor does it lose one that came due while nothing ran.
+    clock.set("2026-06-02T09:00:00Z".parse().unwrap());
+    run("Europe/London");
+    assert_eq!(keys(&store)[2..], ["2026-06-02T08:00:00"]);
 }
 
 #[test]
@@ -271,6 +263,21 @@ fn a_mapping_that_fails_leaves_the_mark_is_shown_and_is_tried_again_while_others
 }
 
 #[test]
+fn a_restart_with_a_mended_mapping_makes_what_failed_at_once() {
+    let (_folder, clock, store) = at("2026-05-30T10:00:00Z");
+    let register = |works: bool| {
+        let map = move |at: &Occurrence| works.then(|| two_cards(at)).ok_or_else(|| anyhow::anyhow!("no cards file"));
+        Drain::new(Runner::builder(&store).try_schedule(nightly(), map)).unwrap()
+    };
+    let failing = register(false);
+    clock.set("2026-05-31T10:00:00Z".parse().unwrap());
+    failing.drain().unwrap();
+    assert_eq!(info(&store, "nightly").failures, 1);
+    register(true).drain().unwrap();
+    assert_eq!(keys(&store), ["bonus/2026-05-31", "miles/2026-05-31"]);
+}
+
+#[test]
 fn a_key_with_other_content_is_recorded_on_the_occurrence_and_the_mark_moves_on() {
     let (_folder, clock, store) = at("2026-05-30T10:00:00Z");
     let _ = store.enqueue(&Post { minor: 99, ..post("bonus/2026-05-31") }).unwrap();
@@ -290,156 +297,6 @@ fn a_key_with_other_content_is_recorded_on_the_occurrence_and_the_mark_moves_on(
     let minor: i64 = ask(store.path(), "SELECT payload ->> 'minor' FROM birkez_job WHERE key = 'bonus/2026-05-31'");
     assert_eq!((minor, keys(&store).len()), (99, 6));
     assert_eq!(info(&store, "nightly").mark, "2026-06-01T03:00:00");
-}
-
-const EVALUATORS: usize = 4;
-
-/// In a child: each time it may, a minute has passed on its clock.
-fn evaluate_each_minute() {
-    let clock = clock_at("2026-05-31T00:00:00Z");
-    let store = Store::builder(given("FILE")).clock(clock.clone()).open().unwrap();
-    let drain =
-        Drain::new(Runner::builder(&store).schedule(schedule("minutely", "* * * * *"), two_of_a_minute)).unwrap();
-    for _ in 0..given("ROUNDS").parse().unwrap() {
-        tell("ready");
-        common::await_go();
-        clock.advance(Duration::from_secs(60));
-        drain.drain().unwrap();
-        tell("made");
-    }
-}
-
-fn two_of_a_minute(at: &Occurrence) -> [Post; 2] {
-    ["a", "b"].map(|card| post(format!("{card} {}", at.id())))
-}
-
-#[track_caller]
-fn assert_two_a_minute(path: &Path, minutes: u32) {
-    let sum: String = ask(
-        path,
-        "SELECT (SELECT count(*) FROM birkez_occurrence WHERE jobs = 2 AND conflicts IS NULL)
-             || ' ' || (SELECT count(*) FROM birkez_occurrence)
-             || ' ' || (SELECT count(*) FROM birkez_job) || ' ' || (SELECT count(DISTINCT key) FROM birkez_job)",
-    );
-    assert_eq!(sum, format!("{minutes} {minutes} {} {}", 2 * minutes, 2 * minutes));
-}
-
-#[test]
-fn processes_that_evaluate_one_due_occurrence_at_once_make_it_once() {
-    let folder = TempStore::new().unwrap();
-    let rounds = rounds("BIRKEZ_SCHEDULE_ROUNDS", 100);
-    let given = [("FILE", folder.path().to_str().unwrap()), ("ROUNDS", &rounds.to_string())];
-    let mut children: Vec<_> = (0..EVALUATORS).map(|_| Child::start("evaluate", &given)).collect();
-    for _ in 0..rounds {
-        children.iter_mut().for_each(|child| child.expect("ready"));
-        children.iter_mut().for_each(Child::go);
-        children.iter_mut().for_each(|child| child.expect("made"));
-    }
-    children.into_iter().for_each(|child| drop(child.finish()));
-    assert_two_a_minute(folder.path(), rounds);
-}
-
-#[test]
-fn stores_of_one_process_that_evaluate_at_once_make_it_once() {
-    let folder = TempStore::new().unwrap();
-    let (rounds, start) = (rounds("BIRKEZ_SCHEDULE_ROUNDS", 100), Barrier::new(3));
-    let drains = [(); 3].map(|()| {
-        let clock = clock_at("2026-05-31T00:00:00Z");
-        let store = folder.builder().clock(clock.clone()).open().unwrap();
-        let builder = Runner::builder(&store).schedule(schedule("minutely", "* * * * *"), two_of_a_minute);
-        (clock, Drain::new(builder).unwrap())
-    });
-    std::thread::scope(|scope| {
-        for (clock, drain) in &drains {
-            let start = &start;
-            // Whatever happens to one, the others must not wait for it in vain: errors are looked at after the rounds.
-            let evaluate = move |_| {
-                start.wait();
-                clock.advance(Duration::from_secs(60));
-                drain.drain()
-            };
-            scope.spawn(move || {
-                let errors: Vec<_> = (0..rounds).map(evaluate).filter_map(Result::err).collect();
-                assert!(errors.is_empty(), "{errors:?}");
-            });
-        }
-    });
-    assert_two_a_minute(folder.path(), rounds);
-}
-
-/// In a child: hangs in the mapping, which runs before anything is written.
-fn map_and_hang() {
-    let clock = clock_at("2026-05-31T00:00:00Z");
-    let store = Store::builder(given("FILE")).clock(clock.clone()).open().unwrap();
-    let map = |_: &Occurrence| -> [Post; 2] {
-        tell("mapping");
-        loop {
-            std::thread::sleep(Duration::from_secs(1));
-        }
-    };
-    let drain = Drain::new(Runner::builder(&store).schedule(schedule("minutely", "* * * * *"), map)).unwrap();
-    clock.advance(Duration::from_secs(60));
-    drain.drain().unwrap();
-}
-
-#[test]
-fn a_process_killed_while_it_maps_has_made_nothing_and_the_next_makes_it() {
-    let folder = TempStore::new().unwrap();
-    let mut child = Child::start("map-and-hang", &[("FILE", folder.path())]);
-    child.expect("mapping");
-    child.kill();
-    let clock = clock_at("2026-05-31T00:01:30Z");
-    let store = folder.builder().clock(clock).open().unwrap();
-    assert_eq!((keys(&store).len(), occurrences(&store, "minutely").len()), (0, 0));
-    evaluate(Runner::builder(&store).schedule(schedule("minutely", "* * * * *"), two_of_a_minute));
-    assert_two_a_minute(folder.path(), 1);
-}
-
-/// In a child: walks its clock over the minutes, from wherever the mark stands.
-fn walk_the_minutes() {
-    let clock = clock_at("2026-05-31T00:00:00Z");
-    let store = Store::builder(given("FILE")).clock(clock.clone()).open().unwrap();
-    let drain =
-        Drain::new(Runner::builder(&store).schedule(schedule("minutely", "* * * * *"), two_of_a_minute)).unwrap();
-    tell("walking");
-    for _ in 0..given("MINUTES").parse().unwrap() {
-        clock.advance(Duration::from_secs(60));
-        drain.drain().unwrap();
-    }
-    tell("arrived");
-}
-
-#[test]
-fn kills_at_random_moments_lose_no_occurrence_and_double_none() {
-    let (kills, minutes) = (rounds("BIRKEZ_SCHEDULE_KILLS", 12), 300);
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
-    let mut chance = fastrand::Rng::with_seed(seed);
-    let folder = TempStore::new().unwrap();
-    let given = [("FILE", folder.path().to_str().unwrap()), ("MINUTES", &minutes.to_string())];
-    let (mut killed, mut arrived) = (0, false);
-    while !arrived {
-        let mut child = Child::start("walk", &given);
-        child.expect("walking");
-        if killed < kills {
-            // Within what the whole walk takes.
-            std::thread::sleep(Duration::from_micros(chance.u64(0..60_000)));
-            killed += 1;
-            arrived = !child.kill().is_empty();
-        } else {
-            child.expect("arrived");
-            arrived = true;
-        }
-        let state: String = ask(
-            folder.path(),
-            "SELECT coalesce(group_concat(jobs), '') FROM birkez_occurrence
-             WHERE jobs <> (SELECT count(*) FROM birkez_job WHERE key LIKE '% ' || occurrence)",
-        );
-        assert_eq!(state, "", "an occurrence and its jobs are one");
-    }
-    println!("{killed} kills on the way");
-    assert!(killed >= 3, "only {killed} kills: the walk was over too soon");
-    assert_two_a_minute(folder.path(), minutes);
 }
 
 #[test]

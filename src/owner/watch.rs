@@ -158,7 +158,7 @@ pub(crate) fn reap(pen: &Pen, watch: &mut Watch, gone: Vec<Gone>) -> Result<usiz
     for Gone { id, lock, still } in gone {
         let waiting = Stopwatch::start();
         let called = watch.was_called(id);
-        let taken = pen.write(REAP, Mode { atomic: true, synced: false }, move |group| {
+        let taken = pen.write(REAP, Mode { atomic: true, ..Mode::default() }, move |group| {
             if let Some(beat) = still {
                 let now: Option<i64> =
                     group.statement(sql::RUNNER_BEAT)?.query_row([id], |row| row.get(0)).optional()?;

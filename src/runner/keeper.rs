@@ -8,7 +8,6 @@ use super::crew::{Crew, NEVER, Stage};
 use super::neighbours::Neighbours;
 use super::stop::Stop;
 use super::worker;
-use crate::clock::Stopwatch;
 use crate::error::{Error, Result};
 use crate::outcome::Ended;
 use crate::pen::{Act, Mode};
@@ -18,13 +17,6 @@ const ROUND: Act = Act { name: "writing a runner's jobs", instead: "nothing" };
 const LONGEST: Duration = Duration::from_secs(60);
 /// After a transaction that failed.
 const AFTER_FAULT: std::ops::RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_secs(2);
-/// Back-to-back transactions are broken by a gap after this long, since writers outside cannot be seen.
-const BURST: Duration = Duration::from_millis(20);
-const GAP: Duration = Duration::from_millis(2);
-/// After each transaction, while others have been seen to write.
-const NEIGHBOUR_GAP: Duration = Duration::from_millis(1);
-const NEIGHBOUR_SEEN: Duration = Duration::from_secs(1);
-
 pub(super) struct Keeper {
     crew: Arc<Crew>,
     stop: Arc<Stop>,
@@ -33,9 +25,8 @@ pub(super) struct Keeper {
     pace: Duration,
     looked: Duration,
     fault: Option<Duration>,
-    burst: Option<Stopwatch>,
-    neighbour_seen: Option<Stopwatch>,
-    version: Option<(i64, u64)>,
+    /// The round before has just been written.
+    in_succession: bool,
     /// Workers that replace threads which were given up on.
     spawned: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
@@ -54,9 +45,7 @@ impl Keeper {
             pace: pace.unwrap_or(LONGEST),
             looked: Duration::ZERO,
             fault: None,
-            burst: None,
-            neighbour_seen: None,
-            version: None,
+            in_succession: false,
             spawned: Arc::clone(spawned),
         };
         let path = crew.store.path().to_owned();
@@ -75,7 +64,7 @@ impl Keeper {
             if self.crew.has_work() {
                 self.round();
             } else {
-                self.burst = None;
+                self.in_succession = false;
                 self.crew.bell.wait(self.nap());
             }
         }
@@ -142,45 +131,16 @@ impl Keeper {
     }
 
     fn round(&mut self) {
-        self.leave_gap();
         self.crew.ask_whole();
-        let outcome = self.crew.inner().pen.write(ROUND, Mode::default(), |group| {
-            let version = group.statement("PRAGMA data_version")?.query_row([], |row| row.get::<_, i64>(0))?;
-            Ok(version)
-        });
-        match outcome {
-            Ok(version) => {
-                self.note_neighbours(version);
+        let mode = Mode { follows: std::mem::replace(&mut self.in_succession, true), ..Mode::default() };
+        match self.crew.inner().pen.write(ROUND, mode, |_| Ok(())) {
+            Ok(()) => {
                 if self.fault.take().is_some() {
                     tracing::info!("the runner writes again");
                 }
             }
             Err(error) => self.bear(&error),
         }
-    }
-
-    /// A busy keeper leaves gaps for writers outside, which it cannot see.
-    fn leave_gap(&mut self) {
-        let seen = self.neighbour_seen.is_some_and(|seen| seen.elapsed() < NEIGHBOUR_SEEN);
-        let burst = *self.burst.get_or_insert_with(Stopwatch::start);
-        if burst.elapsed() >= BURST {
-            std::thread::sleep(GAP);
-            self.burst = Some(Stopwatch::start());
-        } else if seen {
-            std::thread::sleep(NEIGHBOUR_GAP);
-        }
-    }
-
-    /// `data_version` on the pen's own connection leaves out the pen's commits; the beat's are taken off here.
-    fn note_neighbours(&mut self, version: i64) {
-        let beats = self.crew.owner().commits();
-        if let Some((last, last_beats)) = self.version
-            && version != last
-            && beats == last_beats
-        {
-            self.neighbour_seen = Some(Stopwatch::start());
-        }
-        self.version = Some((version, beats));
     }
 
     /// A fault is reported when it begins, not at each of its returns, and waited out.
@@ -209,6 +169,7 @@ impl Keeper {
             self.crew.attempts.next_limit(now),
             self.neighbours.next_watch(now),
             Some((self.looked + self.pace).saturating_sub(now)),
+            self.crew.inner().trial.left(now),
             (self.crew.buffer.len() > 0).then_some(Duration::from_millis(250)),
             (self.crew.stage() != Stage::Working).then(|| self.stop.patience(&self.crew)),
         ];

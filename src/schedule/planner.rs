@@ -21,7 +21,7 @@ use crate::store::Store;
 
 const REGISTER: Act = Act { name: "registering schedules", instead: "the same before the transaction" };
 const MAKE: Act = Act { name: "making an occurrence", instead: "nothing" };
-const ATOMIC: Mode = Mode { atomic: true, synced: false };
+const ATOMIC: Mode = Mode { atomic: true, synced: false, follows: false };
 /// The wall clock is looked at this often at least.
 const LONGEST: Duration = Duration::from_secs(60);
 

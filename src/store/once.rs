@@ -21,7 +21,7 @@ use crate::state::State;
 
 const ONCE: Act = Act { name: "once", instead: "once before or after the transaction" };
 /// A repeat must find the first one's claim and its end, whatever happens to the machine in between.
-const SYNCED: Mode = Mode { atomic: true, synced: true };
+const SYNCED: Mode = Mode { atomic: true, synced: true, follows: false };
 
 /// What claiming for a caller came to.
 enum Turn {

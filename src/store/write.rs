@@ -44,7 +44,7 @@ impl Store {
             return Ok(Vec::new());
         }
         let keys: Vec<_> = new.iter().map(|job| job.key.clone()).collect();
-        let answers = self.store_all(ENQUEUE_ALL, Mode { atomic: true, synced: false }, new)?;
+        let answers = self.store_all(ENQUEUE_ALL, Mode { atomic: true, ..Mode::default() }, new)?;
         Ok(answers.iter().zip(&keys).map(|(answer, key)| answer.typed::<J>(key)).collect())
     }
 
@@ -111,7 +111,7 @@ impl Store {
     /// If `f` panics, after rolling back.
     pub fn write<T>(&self, f: impl FnOnce(&Transaction<'_>) -> anyhow::Result<T>) -> Result<T> {
         let pen = &self.inner.pen;
-        let result = pen.write_here(WRITE, Mode { atomic: true, synced: false }, |group| {
+        let result = pen.write_here(WRITE, Mode { atomic: true, ..Mode::default() }, |group| {
             let result = pen.run_closure(group, WRITE, "store.write", f)?;
             group.undo = result.is_err();
             // What it enqueued may be due.
