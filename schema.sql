@@ -25,7 +25,8 @@ CREATE TABLE birkez_job (
     kind         TEXT NOT NULL CHECK (typeof(kind) = 'text' AND length(kind) BETWEEN 1 AND 128),
     key          TEXT NOT NULL CHECK (typeof(key) = 'text' AND length(key) BETWEEN 1 AND 512
                                       AND instr(key, char(0)) = 0),
-    payload      TEXT CHECK (typeof(payload) <> 'integer' AND typeof(payload) <> 'real'),  -- JSON; NULL once retired
+    -- JSON. NULL only once retired: a job that is to run needs one.
+    payload      TEXT CHECK (typeof(payload) <> 'integer' AND typeof(payload) <> 'real'),
     -- Which form of the payload it is.
     shape        INTEGER NOT NULL DEFAULT 1 CHECK (typeof(shape) = 'integer' AND shape BETWEEN 0 AND 4294967295),
     -- A format byte and 16 bytes of SHA-256 over the content that must not change under a key. NULL: not computed yet.
@@ -36,7 +37,7 @@ CREATE TABLE birkez_job (
     state        INTEGER NOT NULL DEFAULT 0 CHECK (typeof(state) = 'integer' AND state BETWEEN 0 AND 4),
     -- Where a waiting job stands. It exists so that no claim walks rows it cannot take; every change of state, run_at
     -- or ordering_key sets it anew.
-    --   0 not yet looked at, or not yet due        1 claimable
+    --   0 not yet looked at, or not yet due        1 claimable, unless it runs: has a row in birkez_lease
     --   2 behind the head of its ordering key      3 suspect: was claimed by a process that died, claimed by itself
     --   4 belongs to the callers of `once`: `for_callers` is 1
     gate         INTEGER DEFAULT 0 CHECK (gate IS NULL OR (typeof(gate) = 'integer' AND gate BETWEEN 0 AND 4)),
@@ -48,7 +49,7 @@ CREATE TABLE birkez_job (
     -- Charged ones since enqueue, resume or replay.
     attempts     INTEGER NOT NULL DEFAULT 0 CHECK (typeof(attempts) = 'integer' AND attempts BETWEEN 0 AND 4294967295),
     -- Fencing counter: the highest token that has been settled or taken back. Never reset, so tokens only rise.
-    claims       INTEGER NOT NULL DEFAULT 0 CHECK (typeof(claims) = 'integer' AND claims >= 0),
+    claims       INTEGER NOT NULL DEFAULT 0 CHECK (typeof(claims) = 'integer' AND claims BETWEEN 0 AND 4611686018427387904),
     deadline     INTEGER CHECK (typeof(deadline) IN ('integer', 'null')),  -- a failure after this ends the job; set by its first failed attempt
     suspect      INTEGER,        -- when a process died that held this job; NULL: never, or settled since
     reason       TEXT,           -- why it is parked
@@ -67,7 +68,8 @@ CREATE TABLE birkez_job (
     CHECK ((state = 1) = (reason IS NOT NULL))
 );
 
--- What can be claimed now, in claiming order within a kind (the rowid ends every index, so id needs no column).
+-- What can be claimed now, in claiming order within a kind: gate 1 or 3 without a row in birkez_lease (and gate 0 whose
+-- run_at has come, which the next claim lets in). The rowid ends every index, so id needs no column.
 CREATE INDEX birkez_job_claim ON birkez_job (kind, priority DESC, run_at) WHERE gate = 1;
 CREATE INDEX birkez_job_suspect ON birkez_job (kind, priority DESC, run_at) WHERE gate = 3;
 -- What becomes claimable by the passing of time.

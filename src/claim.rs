@@ -33,6 +33,8 @@ pub(crate) struct Wish<'a> {
     pub ahead: usize,
     /// Whether a job of the kind may be claimed ahead.
     pub may_wait: &'a dyn Fn(&str) -> bool,
+    /// Whether jobs of the kind are measured, and start soon after they were claimed ahead.
+    pub is_quick: &'a dyn Fn(&str) -> bool,
     /// Whether an attempt of the job still runs in this process, though it was given up.
     pub runs_here: &'a dyn Fn(i64) -> bool,
 }
@@ -56,20 +58,15 @@ pub(crate) fn next_due(group: &Group<'_>) -> rusqlite::Result<Option<i64>> {
     group.statement(sql::NEXT_DUE)?.query_row([], |row| row.get(0)).optional()
 }
 
-/// Claims what the wish asks for, best first.
+/// Claims what the wish asks for, best first, with the turns of those that were passed over.
 pub(crate) fn claim(group: &Group<'_>, wish: &Wish<'_>, fairness: &mut Fairness) -> rusqlite::Result<Vec<Claim>> {
     let mut best = candidates(group, wish)?;
-    if let Some(turn) = fairness.turn(group, wish, &best)?
-        && (wish.idle > 0 || (wish.may_wait)(&turn.kind))
-    {
-        if best.len() >= wish.idle + wish.ahead {
-            best.pop();
-        }
-        // Claimed ahead, it must not be overtaken again by what it has waited for.
-        best.push(Candidate { priority: i64::MAX, ..turn });
-    }
+    let turns = fairness.turns(group, wish, &best)?;
+    best.truncate((wish.idle + wish.ahead).saturating_sub(turns.len()));
+    // Claimed ahead, it must not be overtaken again by what it has waited for.
+    let turns = turns.into_iter().map(|turn| Candidate { priority: i64::MAX, ..turn });
     let mut claimed = Vec::with_capacity(best.len());
-    for candidate in best {
+    for candidate in turns.chain(best) {
         claimed.extend(take(group, wish.owner, candidate, RUN_AGAIN)?);
     }
     Ok(claimed)
@@ -216,25 +213,32 @@ fn take(group: &Group<'_>, owner: &Arc<Owner>, candidate: Candidate, on_crash: i
 }
 
 impl Fairness {
-    /// The job whose turn it is, after enough others have started in front of it.
-    fn turn(&mut self, group: &Group<'_>, wish: &Wish<'_>, taken: &[Candidate]) -> rusqlite::Result<Option<Candidate>> {
-        let Some(top) = taken.iter().map(|candidate| candidate.priority).max() else { return Ok(None) };
+    /// The jobs whose turn it is, after enough others were claimed in front of them: one for each [`PATIENCE`], and each
+    /// lower priority in its turn.
+    fn turns(&mut self, group: &Group<'_>, wish: &Wish<'_>, taken: &[Candidate]) -> rusqlite::Result<Vec<Candidate>> {
+        let Some(top) = taken.iter().map(|candidate| candidate.priority).max() else { return Ok(Vec::new()) };
         let Some(below) = level_below(group, wish, top)? else {
             self.passed_over = 0;
-            return Ok(None);
+            return Ok(Vec::new());
         };
         let in_front = taken.iter().filter(|candidate| candidate.priority > below).count();
         self.passed_over = self.passed_over.saturating_add(u32::try_from(in_front).unwrap_or(u32::MAX));
-        if self.passed_over < PATIENCE || taken.iter().any(|candidate| candidate.priority <= below) {
-            return Ok(None);
+        let mut turns: Vec<Candidate> = Vec::new();
+        while self.passed_over >= PATIENCE && turns.len() < in_front {
+            let level = match self.last {
+                Some(last) => level_below(group, wish, last.min(top))?.unwrap_or(below),
+                None => below,
+            };
+            self.last = Some(level);
+            let known = |id: i64| taken.iter().chain(&turns).any(|candidate| candidate.id == id);
+            let Some(turn) = oldest_at(group, wish, level, &known)? else { break };
+            if turns.len() >= wish.idle && !(wish.is_quick)(&turn.kind) {
+                break;
+            }
+            self.passed_over -= PATIENCE;
+            turns.push(turn);
         }
-        self.passed_over = 0;
-        let level = match self.last {
-            Some(last) => level_below(group, wish, last.min(top))?.unwrap_or(below),
-            None => below,
-        };
-        self.last = Some(level);
-        oldest_at(group, wish, level)
+        Ok(turns)
     }
 }
 
@@ -248,16 +252,26 @@ fn level_below(group: &Group<'_>, wish: &Wish<'_>, priority: i64) -> rusqlite::R
     Ok(best)
 }
 
-fn oldest_at(group: &Group<'_>, wish: &Wish<'_>, priority: i64) -> rusqlite::Result<Option<Candidate>> {
+fn oldest_at(
+    group: &Group<'_>,
+    wish: &Wish<'_>,
+    priority: i64,
+    known: &dyn Fn(i64) -> bool,
+) -> rusqlite::Result<Option<Candidate>> {
     let mut oldest: Option<Candidate> = None;
     for kind in wish.kinds {
-        let mut ask = group.statement(sql::CANDIDATE_AT)?;
-        let found = ask.query_row(params![kind, priority], Candidate::read).optional()?;
-        oldest = match (oldest, found) {
-            (Some(one), Some(other)) if (other.run_at, other.id) < (one.run_at, one.id) => Some(other),
-            (None, found) => found,
-            (one, _) => one,
-        };
+        let mut ask = group.statement(sql::CANDIDATES_AT)?;
+        let mut rows = ask.query(params![kind, priority])?;
+        while let Some(row) = rows.next()? {
+            let Some(found) = readable(row) else { continue };
+            if known(found.id) || (wish.runs_here)(found.id) {
+                continue;
+            }
+            if oldest.as_ref().is_none_or(|oldest| (found.run_at, found.id) < (oldest.run_at, oldest.id)) {
+                oldest = Some(found);
+            }
+            break;
+        }
     }
-    Ok(oldest.filter(|candidate| !(wish.runs_here)(candidate.id)))
+    Ok(oldest)
 }

@@ -77,7 +77,8 @@ impl Context {
     /// `f` runs in this thread, on birkez's own connection to the file, in an `IMMEDIATE` transaction; nothing in it
     /// meets a locked file. What `f` returns is the job's output: let the handler return it too. After a `commit` that
     /// returned `Ok` the job is done, whatever the handler does next. The writer lock is held while `f` runs, so
-    /// slow work and calls over the network belong before it; after 5 s the next statement is interrupted.
+    /// slow work and calls over the network belong before it: after 5 s a statement is interrupted, and nothing is stored.
+    /// Leave the connection's settings as they are: it is birkez's own.
     ///
     /// Inside `f` use the transaction that is given; every writing call of the store or of this context refuses with
     /// [`Error::InsideTransaction`].

@@ -1,12 +1,12 @@
 //! Storing a job under its key, or meeting the one that is there.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rusqlite::{OptionalExtension, Row, params};
-use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::failure::Class;
+use crate::failure::{Class, panicked};
 use crate::fingerprint::Fingerprint;
 use crate::job::{Enqueued, Failure, Job, Standing, check_name, instant};
 use crate::pen::{Group, OpResult};
@@ -46,9 +46,8 @@ impl NewJob {
             return Err(Error::PayloadTooLarge { kind, key, size, limit: payload_limit });
         }
         let fingerprint = match job.fingerprint() {
-            Some(content) => Fingerprint::of(&content),
-            // From the text, as any later comparison will see it.
-            None => Fingerprint::of(&serde_json::from_str(&payload).map_err(unreadable)?),
+            Some(content) => Fingerprint::of(&content.to_string()).map_err(unreadable)?,
+            None => Fingerprint::of(&payload).map_err(unreadable)?,
         };
         Ok(NewJob {
             kind: J::KIND,
@@ -79,10 +78,10 @@ pub(crate) fn decode<J: Job>(shape: u32, payload: &str) -> anyhow::Result<J> {
 fn recompute<J: Job>(shape: u32, payload: &str) -> Option<Fingerprint> {
     let job = decode::<J>(shape, payload).ok()?;
     let content = match job.fingerprint() {
-        Some(content) => content,
-        None => serde_json::from_str::<Value>(&serde_json::to_string(&job).ok()?).ok()?,
+        Some(content) => content.to_string(),
+        None => serde_json::to_string(&job).ok()?,
     };
-    Some(Fingerprint::of(&content))
+    Fingerprint::of(&content).ok()
 }
 
 /// The answer of the file about one job.
@@ -159,11 +158,11 @@ impl Known {
     pub(crate) fn output<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<T> {
         let (kind, key) = (self.kind.clone(), key.to_owned());
         match &self.result {
-            Some(result) => serde_json::from_str(result).map_err(|source| Error::ResultUnreadable {
-                kind,
-                key,
-                source: source.into(),
-            }),
+            // A deserialiser of the user's may panic; the job is done all the same.
+            Some(result) => match catch_unwind(AssertUnwindSafe(|| serde_json::from_str(result))) {
+                Ok(read) => read.map_err(|source| Error::ResultUnreadable { kind, key, source: source.into() }),
+                Err(panic) => Err(Error::ResultUnreadable { kind, key, source: panicked(panic).into() }),
+            },
             None => {
                 let note = self.result_note.clone().unwrap_or_else(|| "retired".to_owned());
                 Err(Error::ResultGone { kind, key, note })
@@ -290,7 +289,11 @@ fn fresh(id: i64, job: &NewJob, run_at: i64, for_callers: bool) -> Answer {
     Answer { id, fresh: true, compared: true, row }
 }
 
-fn meet(group: &Group<'_>, job: &NewJob, known: Known, compared: &Compared) -> OpResult<Stored> {
+fn meet(group: &Group<'_>, job: &NewJob, mut known: Known, compared: &Compared) -> OpResult<Stored> {
+    if known.run_at == 0 {
+        // A plain INSERT that no runner has looked at yet.
+        known.run_at = group.now;
+    }
     let new = job.fingerprint.bytes();
     let same =
         |row: Known, compared| Ok(Stored::Answered(Box::new(Answer { id: row.id, fresh: false, compared, row })));

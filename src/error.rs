@@ -36,6 +36,7 @@ type Cause = Box<dyn std::error::Error + Send + Sync>;
 /// | `OUTCOME_UNKNOWN` | COMMIT failed; repeating under the same key is safe | yes |
 /// | `CLOSURE_FAILED` | the closure of `store.write` returned an error | no |
 /// | `INTERRUPTED` | a closure held the writer lock too long | no |
+/// | `OTHER_FILE` | `enqueue_in` was given a transaction of another file | no |
 /// | `NOT_WAL`, `NOT_A_DATABASE`, `NOT_A_FILE`, `DAMAGED`, `UNWRITABLE`, `NEWER_SCHEMA`, `FOREIGN_SCHEMA`, `ENGINE_TOO_OLD` | the file or the engine is not fit | no |
 /// | `DUPLICATE_KIND`, `TOO_MANY_KINDS`, `SCHEDULE_INVALID` | a runner was described wrongly | no |
 /// | `STOPPED` | the runner has ended | no |
@@ -284,6 +285,14 @@ pub enum Error {
     NotADatabase {
         /// The file.
         path: PathBuf,
+    },
+    /// A transaction of another file was given.
+    #[error("enqueue_in was given a transaction of `{other}`, and this store's file is {}", .path.display())]
+    OtherFile {
+        /// The store's file.
+        path: PathBuf,
+        /// The file of the transaction; empty for one in memory.
+        other: String,
     },
     /// The path is not one of a regular file.
     #[error("{} is not a regular file: give the path of a database file", .path.display())]

@@ -1,7 +1,9 @@
 //! How an attempt that did not end well is classed, and how a handler picks the class.
 
+use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -197,13 +199,23 @@ pub(crate) fn verdict_of(error: &anyhow::Error) -> Verdict {
     found.or_else(|| error.downcast_ref::<Judged>()).map_or(Verdict::Transient, |judged| judged.verdict.clone())
 }
 
-/// The text of an error and its causes, as it may be stored.
+/// The text of an error and its causes, as it may be stored. One whose text panics has that as its text.
 pub(crate) fn text_of(error: &anyhow::Error) -> String {
-    safe_text(&format!("{error:#}")).into_owned()
+    let text = catch_unwind(AssertUnwindSafe(|| format!("{error:#}")));
+    safe_text(&text.unwrap_or_else(panicked)).into_owned()
+}
+
+/// What a panic said. Its payload is dropped in safety: that may panic too.
+pub(crate) fn panicked(payload: Box<dyn Any + Send>) -> String {
+    let text = panic_text(&*payload);
+    if let Err(once_more) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(once_more);
+    }
+    text
 }
 
 /// What a panic said.
-pub(crate) fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> String {
     let said = payload
         .downcast_ref::<&str>()
         .copied()

@@ -5,27 +5,28 @@
 //! can guess a small content can check the guess.
 
 use std::fmt;
+use std::fmt::Write as _;
 
-use serde_json::{Number, Value};
+use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 
 /// Format byte of this form.
 const FORMAT: u8 = 1;
-/// A whole number below this in size has the same value as integer and as floating point.
-const EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Fingerprint([u8; 17]);
 
 impl Fingerprint {
-    pub(crate) fn of(content: &Value) -> Fingerprint {
-        let mut text = String::with_capacity(256);
-        write_canonical(content, &mut text);
+    /// Of JSON text. Read from the text itself, since a parsed number keeps no more than 64 bits.
+    pub(crate) fn of(json: &str) -> Result<Fingerprint, serde_json::Error> {
+        serde_json::from_str::<IgnoredAny>(json)?;
+        let mut text = String::with_capacity(json.len());
+        Reader { rest: json }.value(&mut text);
         let hash = Sha256::digest(text.as_bytes());
         let mut bytes = [FORMAT; 17];
         bytes[1..].copy_from_slice(&hash[..16]);
-        Fingerprint(bytes)
+        Ok(Fingerprint(bytes))
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -39,54 +40,119 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-fn write_canonical(value: &Value, out: &mut String) {
-    match value {
-        Value::Null => out.push_str("null"),
-        Value::Bool(true) => out.push_str("true"),
-        Value::Bool(false) => out.push_str("false"),
-        Value::Number(number) => write_number(number, out),
-        Value::String(text) => write_string(text, out),
-        Value::Array(items) => {
-            out.push('[');
-            for (at, item) in items.iter().enumerate() {
-                if at > 0 {
-                    out.push(',');
-                }
-                write_canonical(item, out);
-            }
-            out.push(']');
+/// Walks JSON that has been found well formed, and no deeper than serde_json reads.
+struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    /// Writes the next value in its canonical form.
+    fn value(&mut self, out: &mut String) {
+        match self.peek() {
+            Some(b'{') => self.object(out),
+            Some(b'[') => self.array(out),
+            Some(b'"') => write_string(&self.string(), out),
+            _ => write_plain(self.plain(), out),
         }
-        Value::Object(map) => {
-            // Sorted here: a host may have built serde_json with `preserve_order`.
-            let mut entries: Vec<_> = map.iter().collect();
-            entries.sort_unstable_by_key(|(name, _)| *name);
-            out.push('{');
-            for (at, (name, item)) in entries.into_iter().enumerate() {
-                if at > 0 {
-                    out.push(',');
-                }
-                write_string(name, out);
-                out.push(':');
-                write_canonical(item, out);
+    }
+
+    fn object(&mut self, out: &mut String) {
+        self.skip();
+        let mut entries: Vec<(String, String)> = Vec::new();
+        while self.peek().is_some_and(|byte| byte != b'}') {
+            let name = self.string();
+            self.peek();
+            self.skip();
+            let mut value = String::new();
+            self.value(&mut value);
+            // Of a name that stands twice the last counts, as for every common reader.
+            match entries.iter_mut().find(|(known, _)| *known == name) {
+                Some(known) => known.1 = value,
+                None => entries.push((name, value)),
             }
-            out.push('}');
+            self.comma();
+        }
+        self.skip();
+        entries.sort_unstable();
+        out.push('{');
+        for (at, (name, value)) in entries.iter().enumerate() {
+            if at > 0 {
+                out.push(',');
+            }
+            write_string(name, out);
+            out.push(':');
+            out.push_str(value);
+        }
+        out.push('}');
+    }
+
+    fn array(&mut self, out: &mut String) {
+        self.skip();
+        out.push('[');
+        let mut first = true;
+        while self.peek().is_some_and(|byte| byte != b']') {
+            if !std::mem::take(&mut first) {
+                out.push(',');
+            }
+            self.value(out);
+            self.comma();
+        }
+        self.skip();
+        out.push(']');
+    }
+
+    /// The next string, without its escapes.
+    fn string(&mut self) -> String {
+        self.peek();
+        let mut escaped = false;
+        let end = self.rest[1..].bytes().position(|byte| {
+            let ends = byte == b'"' && !escaped;
+            escaped = byte == b'\\' && !escaped;
+            ends
+        });
+        let (text, rest) = self.rest.split_at(end.map_or(self.rest.len(), |end| end + 2));
+        self.rest = rest;
+        serde_json::from_str(text).unwrap_or_default()
+    }
+
+    /// The next number, `true`, `false` or `null`.
+    fn plain(&mut self) -> &'a str {
+        let end = self.rest.find([',', '}', ']', ' ', '\t', '\n', '\r']).unwrap_or(self.rest.len());
+        let (text, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        text
+    }
+
+    /// The next byte that is no white space.
+    fn peek(&mut self) -> Option<u8> {
+        self.rest = self.rest.trim_ascii_start();
+        self.rest.bytes().next()
+    }
+
+    fn skip(&mut self) {
+        self.rest = self.rest.get(1..).unwrap_or_default();
+    }
+
+    fn comma(&mut self) {
+        if self.peek() == Some(b',') {
+            self.skip();
         }
     }
 }
 
-/// `1`, `1.0` and `1e0` are one number to JSON, and languages differ in which they write.
-fn write_number(number: &Number, out: &mut String) {
-    use std::fmt::Write as _;
-    let written = if let Some(whole) = number.as_i64() {
-        write!(out, "{whole}")
-    } else if let Some(whole) = number.as_u64() {
-        write!(out, "{whole}")
-    } else {
-        match number.as_f64() {
-            Some(float) if float.fract() == 0.0 && float.abs() < EXACT => write!(out, "{}", float as i64),
-            Some(float) => write!(out, "{float:e}"),
-            None => write!(out, "{number}"),
-        }
+/// `1`, `1.0` and `1e0` are one number to JSON, and languages differ in which they write. A whole number is written with
+/// all its digits, however many.
+fn write_plain(text: &str, out: &mut String) {
+    let is_float = text.bytes().any(|byte| matches!(byte, b'.' | b'e' | b'E')) && text.parse::<f64>().is_ok();
+    if !is_float {
+        out.push_str(if text == "-0" { "0" } else { text });
+        return;
+    }
+    let float: f64 = text.parse().unwrap_or_default();
+    let written = match float.fract() == 0.0 && float.is_finite() {
+        true if float == 0.0 => write!(out, "0"),
+        true => write!(out, "{float:.0}"),
+        false => write!(out, "{float:e}"),
     };
     debug_assert!(written.is_ok(), "writing to a String does not fail");
 }
@@ -100,7 +166,7 @@ mod tests {
     use super::*;
 
     fn of(text: &str) -> Fingerprint {
-        Fingerprint::of(&serde_json::from_str(text).unwrap())
+        Fingerprint::of(text).unwrap()
     }
 
     #[test]
@@ -109,14 +175,75 @@ mod tests {
         assert_eq!(plain, of(" {\"b\" : \"\\u00e9\",\n \"a\":{\"y\":[1, 2],\"x\":1.0 } } "));
         assert_eq!(of("100"), of("1e2"));
         assert_eq!(of("-0.0"), of("0"));
+        assert_eq!(of("-0"), of("0"));
+        assert_eq!(of("1e20"), of("100000000000000000000"));
+        assert_eq!(of(r#"{"a":1,"a":2}"#), of(r#"{"a":2}"#));
+        assert_eq!(of(r#"{"\u0061\"\\":[ ]}"#), of(r#"{"a\"\\":[]}"#));
     }
 
     #[test]
     fn content_changes_a_fingerprint() {
-        let all = ["1", "2", "1.5", "\"1\"", "[1]", "[[1]]", "null", "{}", "[]", "{\"a\":1}", "{\"a\":null}", "true"];
+        let all = [
+            "1",
+            "2",
+            "1.5",
+            "\"1\"",
+            "[1]",
+            "[[1]]",
+            "null",
+            "{}",
+            "[]",
+            "{\"a\":1}",
+            "{\"a\":null}",
+            "true",
+            "\"\"",
+            "100000000000000000000",
+            "100000000000000000001",
+            "170141183460469231731687303715884105727",
+            "170141183460469231731687303715884105726",
+            "[\"a\",\"b\"]",
+            "[\"a,b\"]",
+            "[\"a\\\",\\\"b\"]",
+        ];
         for (at, one) in all.iter().enumerate() {
             for other in &all[at + 1..] {
                 assert_ne!(of(one), of(other), "{one} and {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_has_no_fingerprint_and_nothing_panics() {
+        for bad in ["", "{", "[1,", "nul", "{\"a\"}", "\"", "[\u{0}]", &"[".repeat(100_000)] {
+            assert!(Fingerprint::of(bad).is_err());
+        }
+    }
+
+    #[test]
+    fn any_value_has_the_fingerprint_of_its_own_text_however_it_is_spaced() {
+        let mut chance = fastrand::Rng::with_seed(5);
+        for _ in 0..2_000 {
+            let value = random_value(&mut chance, 3);
+            let pretty = serde_json::to_string_pretty(&value).unwrap();
+            assert_eq!(of(&value.to_string()), of(&pretty), "{value}");
+        }
+    }
+
+    fn random_value(chance: &mut fastrand::Rng, depth: u32) -> serde_json::Value {
+        let text = |chance: &mut fastrand::Rng| -> String {
+            (0..chance.usize(..4))
+                .map(|_| *["\"", "\\", ",", "é", "\n", "}", "a"].get(chance.usize(..7)).unwrap())
+                .collect()
+        };
+        match chance.u8(..if depth == 0 { 4 } else { 6 }) {
+            0 => serde_json::Value::Null,
+            1 => chance.i64(..).into(),
+            2 => (chance.f64() * 1e3).into(),
+            3 => text(chance).into(),
+            4 => (0..chance.usize(..4)).map(|_| random_value(chance, depth - 1)).collect(),
+            _ => {
+                let entries = (0..chance.usize(..4)).map(|_| (text(chance), random_value(chance, depth - 1)));
+                serde_json::Value::Object(entries.collect())
             }
         }
     }

@@ -43,7 +43,9 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     const QUEUE: &'static str = "default";
 
     /// Number of the payload's present form. Defaults to 1. Raise it when an older payload needs
-    /// [`upgrade`](Job::upgrade) to be read.
+    /// [`upgrade`](Job::upgrade) to be read. A field that is merely added, with `#[serde(default)]`, needs no new number
+    /// while payloads are kept; where they are retired and keys live on, raise it for that too, since then only the old
+    /// content's hash is left to compare with.
     const SHAPE: u32 = 1;
 
     /// Earlier names of the kind. A key known under one of them is known, and jobs left under one of them are run.
@@ -57,7 +59,9 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     fn key(&self) -> String;
 
     /// The content that must not change under a key. Defaults to the whole payload (`None`). Leave out what a sender may
-    /// change between two deliveries of the same thing, such as a delivery time.
+    /// change between two deliveries of the same thing, such as a delivery time. Maps are compared without regard to
+    /// order; a `HashSet` is written as a list in a different order each time, so sort it here, or use a `BTreeSet`.
+    /// JSON has no NaN and no infinity: both are stored as `null`.
     fn fingerprint(&self) -> Option<serde_json::Value> {
         None
     }

@@ -17,7 +17,7 @@ pub(crate) enum Ended {
     /// The handler returned an error.
     Failed { verdict: Verdict, text: String },
     /// The handler gave up on birkez's own file being busy or full. Never the job's fault.
-    StorageTrouble { text: String },
+    StorageTrouble,
     /// The handler panicked.
     Panicked { text: String },
     /// It took longer than its kind allows.
@@ -102,10 +102,10 @@ pub(crate) fn decide(ended: Ended, facts: &Facts<'_>) -> Settlement {
         Ended::Panicked { text } => retry(Class::Panic, text, facts),
         Ended::TimedOut { limit } => retry(Class::Timeout, format!("took longer than {limit:?}"), facts),
         Ended::Undecodable { text } => dead(Class::Undecodable, text, facts),
-        Ended::StorageTrouble { text } => {
-            let next = Next::Waiting { run_at: facts.now.saturating_add(millis(AFTER_STORAGE)) };
-            uncharged(next, Class::Transient, text, facts)
-        }
+        Ended::StorageTrouble => Settlement {
+            next: Next::Waiting { run_at: facts.now.saturating_add(millis(AFTER_STORAGE)) },
+            ..decide(Ended::GivenBack, facts)
+        },
         Ended::Interrupted => {
             uncharged(Next::Back, Class::Interrupted, "stopped before its end by a shutdown".to_owned(), facts)
         }
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn what_was_stopped_or_not_started_is_uncharged() {
         let policy = RetryPolicy::default();
-        for ended in [Ended::Interrupted, Ended::GivenBack, Ended::StorageTrouble { text: "busy".into() }] {
+        for ended in [Ended::Interrupted, Ended::GivenBack, Ended::StorageTrouble] {
             let settled = decide(ended, &Facts { attempt: 4, ..facts(&policy) });
             assert_eq!(settled.attempts, 3);
             assert!(settled.record.is_none_or(|record| !record.charged));

@@ -4,6 +4,7 @@ mod attempts;
 mod buffer;
 mod crew;
 mod handlers;
+mod hanging;
 mod inline;
 mod keeper;
 mod neighbours;
@@ -116,15 +117,16 @@ impl Runner {
         self.crew.attempts.given_up()
     }
 
-    /// Kinds that this runner has closed, since as many of its threads hang in them as it has workers. They open again
-    /// when one of those threads comes back.
+    /// Kinds that this runner has closed: threads were given up on in them, and with those that run such a kind now they
+    /// are as many as it has workers. They open again when one of those threads comes back.
     pub fn closed_kinds(&self) -> Vec<String> {
-        if self.crew.attempts.given_up() < self.crew.workers { Vec::new() } else { self.crew.attempts.given_up_kinds() }
+        self.crew.closed_kinds()
     }
 
-    /// What ended the runner without being asked, such as a damaged file; `None` while it works.
+    /// What keeps the runner from writing now, or has ended it without being asked, such as a damaged file; `None` while
+    /// all is well.
     pub fn fault(&self) -> Option<String> {
-        self.stop.why()
+        self.stop.why().or_else(|| self.crew.trouble())
     }
 
     fn end(&self, grace: Duration) -> Result<()> {

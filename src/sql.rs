@@ -60,13 +60,13 @@ pub(crate) fn candidates(kinds: usize, suspects: bool) -> String {
 pub(crate) const PRIORITY_BELOW: &str = "
 SELECT priority FROM main.birkez_job WHERE gate = 1 AND kind = ?1 AND priority < ?2 ORDER BY priority DESC LIMIT 1";
 
-/// The oldest claimable job of a kind at a priority.
-pub(crate) const CANDIDATE_AT: &str = "
+/// The claimable jobs of a kind at a priority, oldest first.
+pub(crate) const CANDIDATES_AT: &str = "
 SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate
 FROM main.birkez_job
 WHERE gate = 1 AND kind = ?1 AND priority = ?2
   AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id)
-ORDER BY run_at, id LIMIT 1";
+ORDER BY run_at, id";
 
 /// The claim. The primary key keeps a job from being claimed twice; a lease that is there is taken over only when its
 /// runner has ended or was never there, and with a higher token.

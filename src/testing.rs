@@ -39,7 +39,8 @@ impl ManualClock {
 
     /// Moves it forward.
     pub fn advance(&self, time: Duration) {
-        self.wall.fetch_add(millis(time), Ordering::AcqRel);
+        let forward = |wall: i64| Some(wall.saturating_add(millis(time)));
+        let _ = self.wall.fetch_update(Ordering::AcqRel, Ordering::Acquire, forward);
     }
 
     /// What it shows.

@@ -59,6 +59,7 @@ fn of_others() -> Vec<Error> {
         Error::Closure { act, source: cause() },
         Error::NotWal { path: path(), mode: "delete".into() },
         Error::NotADatabase { path: path() },
+        Error::OtherFile { path: path(), other: "/home/other.db".into() },
         Error::NotAFile { path: path() },
         Error::Damaged { path: path(), cause: "malformed".into() },
         Error::Unwritable { path: path(), cause: "permission denied".into() },
@@ -140,7 +141,10 @@ fn every_error_serialises_in_the_one_shape() {
         let names: BTreeSet<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(names, BTreeSet::from(["code", "key", "kind", "message", "retryable"]), "{error:?}");
         assert_eq!(json["code"], error.code());
-        assert_eq!(json["message"], error.to_string());
+        // Whoever reads JSON has no other way to the causes.
+        let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
+        let told = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
+        assert_eq!(json["message"], told);
         assert_eq!(json["retryable"], error.is_retryable());
         let (kind, key) = error.job().map_or((None, None), |(kind, key)| (Some(kind), Some(key)));
         assert_eq!(json["key"].as_str(), key);

@@ -196,7 +196,7 @@ fn a_job_far_longer_than_its_lease_is_never_taken_from_a_living_process() {
 fn a_writer_that_holds_the_lock_for_most_of_each_lease_costs_nobody_a_lease() {
     let lease = Duration::from_secs(1);
     let (folder, store, log) = folder(lease);
-    let away = start("away", folder.path(), lease);
+    let _away = start("away", folder.path(), lease);
     let _ = store.enqueue(&Pay { n: 1 }).unwrap();
     wait_until("the other process has it", || log.count("away starts pay-1") == 1);
     let holder: i64 =

@@ -189,13 +189,15 @@ fn a_caller_is_told_busy_in_time_and_workers_go_on_by_themselves_after_a_long_lo
         let took = asked.elapsed();
         assert!(took >= Duration::from_millis(250) && took < Duration::from_millis(800), "{took:?}");
     }
+    let count = |sql: &str| ask::<u32>(folder.path(), sql);
+    let done = || count("SELECT count(*) FROM birkez_job WHERE state = 2");
+    let before = done();
     drop(held);
     let freed = Instant::now();
     enqueue(&store, 300..400);
-    let count = |sql: &str| ask::<u32>(folder.path(), sql);
-    wait_until("all are done", || count("SELECT count(*) FROM birkez_job WHERE state = 2") == 400);
-    // A job whose commit met the lock waits for a second.
+    wait_until("the workers go on", || done() > before);
     assert!(freed.elapsed() < Duration::from_secs(4), "{:?}", freed.elapsed());
+    wait_until("all are done", || done() == 400);
     assert_eq!(count("SELECT count(*) FROM birkez_attempt WHERE charged = 1"), 0, "the lock was charged to a job");
     assert_eq!(count("SELECT count(*) FROM effect"), 200);
 }

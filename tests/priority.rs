@@ -159,7 +159,7 @@ fn what_was_claimed_ahead_and_is_held_up_by_a_slow_job_goes_to_another_process()
     let (noted, released) = (log.clone(), Arc::clone(&release));
     let handler = move |job: Work, _: &Context| {
         noted.note(format!("start {}", job.name));
-        while job.name == "300" && !released.load(Ordering::SeqCst) {
+        while job.name == "400" && !released.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
@@ -167,7 +167,7 @@ fn what_was_claimed_ahead_and_is_held_up_by_a_slow_job_goes_to_another_process()
     let _here = Runner::builder(&store).workers(1).handle(handler).start().unwrap();
     wait_until("the kind is known to be quick", || starts(&log).len() == 300);
     let _ = store.enqueue_all(&quick(300)).unwrap();
-    wait_until("the only worker is held up", || starts(&log).len() == 301);
+    wait_until("the only worker is held up", || starts(&log).len() == 401);
     let ahead = "SELECT count(*) FROM birkez_lease";
     wait_until("more were claimed", || ask::<i64>(folder.path(), ahead) > 1);
     let other = Store::open(folder.path()).unwrap();

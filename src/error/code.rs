@@ -37,6 +37,7 @@ impl Error {
             Error::Closure { .. } => "CLOSURE_FAILED",
             Error::NotWal { .. } => "NOT_WAL",
             Error::NotADatabase { .. } => "NOT_A_DATABASE",
+            Error::OtherFile { .. } => "OTHER_FILE",
             Error::NotAFile { .. } => "NOT_A_FILE",
             Error::Damaged { .. } => "DAMAGED",
             Error::Unwritable { .. } => "UNWRITABLE",
@@ -104,11 +105,23 @@ impl Error {
     }
 }
 
+/// The message with its causes: whoever reads JSON has no other way to them.
+fn with_causes(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
 impl Serialize for Error {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let mut shape = serializer.serialize_struct("Error", 5)?;
         shape.serialize_field("code", self.code())?;
-        shape.serialize_field("message", &self.to_string())?;
+        shape.serialize_field("message", &with_causes(self))?;
         shape.serialize_field("kind", &self.kind())?;
         shape.serialize_field("key", &self.job().map(|(_, key)| key))?;
         shape.serialize_field("retryable", &self.is_retryable())?;

@@ -1,18 +1,20 @@
 //! The attempts that run in this process: their limits, and the threads that were given up on.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::hanging;
 use crate::context::Flags;
 use crate::settle::Claim;
 
 /// See the module.
-#[derive(Default)]
 pub(super) struct Attempts {
+    file: PathBuf,
     state: Mutex<State>,
-    /// How many threads were given up on: asked for every job that is claimed.
+    /// How many threads were given up on.
     hanging: AtomicUsize,
 }
 
@@ -33,6 +35,16 @@ pub(super) struct Running {
 }
 
 impl Attempts {
+    /// For jobs of a database file.
+    pub(super) fn of(file: &Path) -> Attempts {
+        Attempts { file: file.to_owned(), state: Mutex::default(), hanging: AtomicUsize::new(0) }
+    }
+
+    /// How many run that are of these kinds.
+    pub(super) fn running_of(&self, kinds: &[String]) -> usize {
+        self.lock().running.values().filter(|running| kinds.contains(&running.claim.kind)).count()
+    }
+
     pub(super) fn begin(&self, claim: &Arc<Claim>, flags: &Arc<Flags>, now: Duration, limit: Option<Duration>) {
         let running = Running { claim: Arc::clone(claim), flags: Arc::clone(flags), started: now, limit };
         self.lock().running.insert(claim.id, running);
@@ -42,7 +54,9 @@ impl Attempts {
     pub(super) fn end(&self, job: i64) -> bool {
         let mut state = self.lock();
         let waited_for = state.running.remove(&job).is_some();
-        state.given_up.remove(&job);
+        if state.given_up.remove(&job).is_some() {
+            hanging::remove(&self.file, job);
+        }
         self.hanging.store(state.given_up.len(), Ordering::Release);
         drop(state);
         waited_for
@@ -66,6 +80,7 @@ impl Attempts {
             running.flags.given_up.store(true, Ordering::Release);
             state.running.remove(&running.claim.id);
             state.given_up.insert(running.claim.id, running.claim.kind.clone());
+            hanging::add(&self.file, running.claim.id);
         }
         self.hanging.store(state.given_up.len(), Ordering::Release);
         drop(state);
@@ -82,7 +97,7 @@ impl Attempts {
     /// Whether a thread still runs an attempt of the job.
     pub(super) fn runs_here(&self, job: i64) -> bool {
         // One that is not given up holds its lease, and is no candidate.
-        self.given_up() > 0 && self.lock().given_up.contains_key(&job)
+        hanging::contains(&self.file, job)
     }
 
     /// How many threads were given up on and have not come back.

@@ -116,6 +116,11 @@ impl Buffer {
         self.lock().waiting.len()
     }
 
+    /// How many jobs of these kinds lie here.
+    pub(super) fn count_of(&self, kinds: &[String]) -> usize {
+        self.lock().waiting.iter().filter(|waiting| kinds.contains(&waiting.claim.kind)).count()
+    }
+
     /// Calls `f` with the kind of each job that lies here.
     pub(super) fn each_kind(&self, mut f: impl FnMut(&str)) {
         self.lock().waiting.iter().for_each(|waiting| f(&waiting.claim.kind));

@@ -14,6 +14,7 @@ use super::pace::{Pace, REACH};
 use crate::claim::{Fairness, Wish, claim, claim_suspect, let_in, next_due};
 use crate::context::Flags;
 use crate::endings::Ending;
+use crate::error::Error;
 use crate::fault::StorageFault;
 use crate::outcome::Ended;
 use crate::owner::Owner;
@@ -50,6 +51,7 @@ pub(super) struct Crew {
     pub pace: Mutex<Pace>,
     round: Mutex<Round>,
     pub owner: Mutex<Arc<Owner>>,
+    trouble: Mutex<Option<String>>,
 }
 
 /// What one transaction has done for this crew.
@@ -79,13 +81,14 @@ pub(super) enum Stage {
 impl Crew {
     pub(super) fn new(store: Store, handlers: Handlers, workers: usize, owner: Arc<Owner>) -> Crew {
         let names = handlers.names();
+        let attempts = Attempts::of(store.path());
         Crew {
             store,
             handlers,
             names,
             workers,
             buffer: Buffer::default(),
-            attempts: Attempts::default(),
+            attempts,
             bell: Bell::default(),
             calendar_bell: Bell::default(),
             stage: AtomicU8::new(0),
@@ -97,6 +100,7 @@ impl Crew {
             pace: Mutex::default(),
             round: Mutex::default(),
             owner: Mutex::new(owner),
+            trouble: Mutex::default(),
         }
     }
 
@@ -162,14 +166,34 @@ impl Crew {
         }
     }
 
-    /// Kinds that are open here. Those of threads that were given up on close when as many threads hang as there are
-    /// workers.
+    /// Kinds that are open here.
     pub(super) fn open_kinds(&self) -> Vec<String> {
-        if self.attempts.given_up() < self.workers {
-            return self.names.clone();
-        }
-        let closed = self.attempts.given_up_kinds();
+        let closed = self.closed_kinds();
         self.names.iter().filter(|name| !closed.contains(name)).cloned().collect()
+    }
+
+    /// Kinds of threads that were given up on, once those and the ones that run such a kind now are as many as there are
+    /// workers: all of them may hang.
+    pub(super) fn closed_kinds(&self) -> Vec<String> {
+        if self.attempts.given_up() == 0 {
+            return Vec::new();
+        }
+        let tainted = self.attempts.given_up_kinds();
+        if self.room_for_hanging(&tainted) > 0 { Vec::new() } else { tainted }
+    }
+
+    fn room_for_hanging(&self, tainted: &[String]) -> usize {
+        let hanging = self.attempts.given_up() + self.attempts.running_of(tainted) + self.buffer.count_of(tainted);
+        self.workers.saturating_sub(hanging)
+    }
+
+    /// What keeps it from writing.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_trouble(&self, error: Option<&Error>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = error.map(ToString::to_string);
     }
 
     pub(super) fn owner(&self) -> Arc<Owner> {
@@ -201,12 +225,12 @@ impl Crew {
     }
 
     /// Runs one claimed job in this thread, and notes how it ended. False if the thread was given up on meanwhile.
-    pub(super) fn run(&self, claim: Claim) -> bool {
+    pub(super) fn run(&self, claim: Arc<Claim>) -> bool {
         let Some(handler) = self.handlers.of(&claim.kind) else {
-            self.give_back(vec![claim]);
+            self.push(claim, Ended::GivenBack);
             return true;
         };
-        let (claim, flags) = (Arc::new(claim), Arc::new(Flags::default()));
+        let flags = Arc::new(Flags::default());
         let started = self.now();
         self.attempts.begin(&claim, &flags, started, handler.timeout);
         if handler.timeout.is_some() {
@@ -247,7 +271,12 @@ impl Crew {
         if kinds.is_empty() || owner.is_lost() || trial.is_on(self.now()) {
             return Ok(true);
         }
-        let idle = self.buffer.room(group.freed);
+        // As many threads may hang as there are workers: kinds in which some do get no more than what is left.
+        let tainted = self.attempts.given_up_kinds();
+        let mut idle = self.buffer.room(group.freed);
+        if kinds.iter().any(|kind| tainted.contains(kind)) {
+            idle = idle.min(self.room_for_hanging(&tainted));
+        }
         // Who is in something long will not start what is claimed ahead.
         let quick = self.workers.saturating_sub(self.attempts.longer_than(REACH, self.now()));
         let budget = self.pace.lock().unwrap_or_else(PoisonError::into_inner).budget(quick);
@@ -260,7 +289,8 @@ impl Crew {
             kinds: &kinds,
             idle,
             ahead,
-            may_wait: &|kind| budget.borrow_mut().spend(kind),
+            may_wait: &|kind| !tainted.iter().any(|tainted| tainted == kind) && budget.borrow_mut().spend(kind),
+            is_quick: &|kind| budget.borrow().is_quick(kind),
             runs_here: &|job| self.attempts.runs_here(job),
         };
         if idle > 0

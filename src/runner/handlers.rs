@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::context::{Context, Flags, encode};
 use crate::enqueue::decode;
 use crate::error::{Error, Result};
-use crate::failure::{panic_text, safe_text};
+use crate::failure::{panicked, safe_text};
 use crate::job::{Job, check_kind};
 use crate::outcome::Ended;
 use crate::retry::RetryPolicy;
@@ -60,7 +60,7 @@ impl Handler {
     pub(super) fn run(&self, store: &Store, claim: Arc<Claim>, flags: Arc<Flags>) -> Ended {
         let cx = (self.make)(store.clone(), claim, flags);
         catch_unwind(AssertUnwindSafe(|| (self.run)(cx, store)))
-            .unwrap_or_else(|panic| Ended::Panicked { text: panic_text(&*panic) })
+            .unwrap_or_else(|panic| Ended::Panicked { text: panicked(panic) })
     }
 }
 
@@ -80,7 +80,7 @@ impl Handlers {
         for (at, handler) in handlers.iter().enumerate() {
             for &name in std::iter::once(&handler.kind).chain(handler.former) {
                 check_kind(name)?;
-                if by_name.insert(name, at).is_some() {
+                if by_name.insert(name, at).is_some_and(|before| before != at) {
                     return Err(Error::DuplicateKind { kind: name.to_owned() });
                 }
             }

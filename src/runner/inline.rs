@@ -74,7 +74,7 @@ impl Drain {
             loop {
                 match self.crew.buffer.try_take(&self.crew.inner().trial, self.crew.now()) {
                     Ok(claim) => {
-                        self.crew.run(claim);
+                        self.crew.run(Arc::new(claim));
                         attempts += 1;
                         ran = true;
                     }

@@ -5,9 +5,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::crew::{Crew, NEVER, Stage};
+use super::hanging;
 use super::neighbours::Neighbours;
 use super::stop::Stop;
 use super::worker;
+use crate::clock::millis;
 use crate::error::{Error, Result};
 use crate::outcome::Ended;
 use crate::pen::{Act, Mode};
@@ -15,6 +17,8 @@ use crate::pen::{Act, Mode};
 const ROUND: Act = Act { name: "writing a runner's jobs", instead: "nothing" };
 /// The wall clock is looked at this often at least: it may be set, and a sleep is not counted by the monotonic one.
 const LONGEST: Duration = Duration::from_secs(60);
+/// Wall and monotonic time that part by more than this tell of a sleep or a set clock, in milliseconds.
+const PARTING: i64 = 1_000;
 /// After a transaction that failed.
 const AFTER_FAULT: std::ops::RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_secs(2);
 pub(super) struct Keeper {
@@ -25,6 +29,9 @@ pub(super) struct Keeper {
     pace: Duration,
     looked: Duration,
     fault: Option<Duration>,
+    /// Wall and monotonic time at the last look.
+    clocks: Option<(i64, Duration)>,
+    hanging_at: Duration,
     /// The round before has just been written.
     in_succession: bool,
     /// Workers that replace threads which were given up on.
@@ -45,6 +52,8 @@ impl Keeper {
             pace: pace.unwrap_or(LONGEST),
             looked: Duration::ZERO,
             fault: None,
+            clocks: None,
+            hanging_at: Duration::ZERO,
             in_succession: false,
             spawned: Arc::clone(spawned),
         };
@@ -83,6 +92,7 @@ impl Keeper {
         if self.crew.stage() != Stage::Working {
             return;
         }
+        self.note_clocks(now);
         if self.crew.due.load(std::sync::atomic::Ordering::Acquire) <= self.crew.inner().clock.wall() {
             self.crew.due.store(NEVER, std::sync::atomic::Ordering::Release);
             self.crew.look();
@@ -97,6 +107,22 @@ impl Keeper {
         }
         if let Err(error) = self.neighbours.watch(&self.crew) {
             tracing::debug!(%error, "a look at other processes failed");
+        }
+    }
+
+    /// The machine slept, or its clock was set: the calendar's thread does not see it.
+    fn note_clocks(&mut self, now: Duration) {
+        let wall = self.crew.inner().clock.wall();
+        if let Some((last_wall, last)) = self.clocks.replace((wall, now)) {
+            let parted = (wall.saturating_sub(last_wall)).saturating_sub(millis(now.saturating_sub(last)));
+            if parted.abs() > PARTING {
+                self.crew.calendar_bell.ring();
+            }
+        }
+        // What was passed over because it runs here may have come back, in another runner of this process.
+        if now >= self.hanging_at && hanging::any_of(self.crew.store.path()) {
+            self.hanging_at = now + Duration::from_millis(500);
+            self.crew.look();
         }
     }
 
@@ -136,6 +162,7 @@ impl Keeper {
         match self.crew.inner().pen.write(ROUND, mode, |_| Ok(())) {
             Ok(()) => {
                 if self.fault.take().is_some() {
+                    self.crew.set_trouble(None);
                     tracing::info!("the runner writes again");
                 }
             }
@@ -146,6 +173,7 @@ impl Keeper {
     /// A fault is reported when it begins, not at each of its returns, and waited out.
     fn bear(&mut self, error: &Error) {
         if self.fault.is_none() {
+            self.crew.set_trouble(Some(error));
             tracing::error!(code = error.code(), %error, "the runner cannot write");
         }
         let pause = self.fault.map_or(*AFTER_FAULT.start(), |last| (last * 2).min(*AFTER_FAULT.end()));

@@ -76,6 +76,11 @@ impl Budget {
         self
     }
 
+    /// Whether the kind is measured and takes no longer than the reach.
+    pub(super) fn is_quick(&self, kind: &str) -> bool {
+        self.kinds.get(kind).is_some_and(|(takes, _)| *takes <= REACH.as_secs_f64())
+    }
+
     /// Whether one more of the kind may be claimed ahead; if so, it is counted.
     pub(super) fn spend(&mut self, kind: &str) -> bool {
         let Some((takes, left)) = self.kinds.get_mut(kind) else { return false };

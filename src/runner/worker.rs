@@ -1,12 +1,15 @@
 //! A worker: one thread that runs one job at a time.
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::crew::Crew;
 use crate::error::{Error, Result};
+use crate::failure::panicked;
+use crate::outcome::Ended;
 use crate::settle::Claim;
 
 thread_local! {
@@ -25,7 +28,7 @@ pub(super) fn spawn(crew: &Arc<Crew>) -> Result<JoinHandle<()>> {
             if !may_start(&crew, &claim) {
                 continue;
             }
-            if !crew.run(claim) {
+            if !run(&crew, Arc::new(claim)) {
                 break;
             }
         }
@@ -35,6 +38,21 @@ pub(super) fn spawn(crew: &Arc<Crew>) -> Result<JoinHandle<()>> {
         path,
         source,
     })
+}
+
+/// Runs a job. What panics outside the handler, such as the drop of what it has left, costs the attempt, not the worker.
+fn run(crew: &Crew, claim: Arc<Claim>) -> bool {
+    let job = Arc::clone(&claim);
+    match catch_unwind(AssertUnwindSafe(|| crew.run(claim))) {
+        Ok(waited_for) => waited_for,
+        Err(panic) => {
+            let waited_for = crew.attempts.end(job.id);
+            if waited_for {
+                crew.push(job, Ended::Panicked { text: panicked(panic) });
+            }
+            waited_for
+        }
+    }
 }
 
 /// Whether this thread is one of the crew's workers.

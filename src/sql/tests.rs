@@ -39,7 +39,7 @@ fn a_claim_reads_its_candidates_from_their_index_in_order() {
         }
     }
     assert_plan(PRIORITY_BELOW, "birkez_job_claim (kind=? AND priority<?)");
-    assert_plan(CANDIDATE_AT, "birkez_job_claim (kind=? AND priority=?)");
+    assert_plan(CANDIDATES_AT, "birkez_job_claim (kind=? AND priority=?)");
     assert_plan(CLAIM, "birkez_runner USING");
 }
 

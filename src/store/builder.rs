@@ -15,6 +15,8 @@ use crate::pen::{Pen, Rider};
 use crate::schema;
 use crate::trial::Trial;
 
+/// Who waits longer than this for a lock waits for ever.
+const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 /// Between two tries at switching a file to WAL, where SQLite does not ask the busy handler.
 const SWITCH_PAUSE: Duration = Duration::from_millis(2);
 
@@ -60,9 +62,10 @@ impl StoreBuilder {
         self
     }
 
-    /// How long a call waits for other connections before it answers [`Error::Busy`]. Defaults to 10 s.
+    /// How long a call waits for other connections before it answers [`Error::Busy`]. Defaults to 10 s; at least 1 ms, at
+    /// most a day.
     pub fn busy_deadline(mut self, limit: Duration) -> Self {
-        self.busy = limit.max(Duration::from_millis(1));
+        self.busy = limit.clamp(Duration::from_millis(1), LONGEST_WAIT);
         self
     }
 

@@ -5,6 +5,7 @@ use rusqlite::{OptionalExtension, Row};
 use serde::Serialize;
 
 use super::Store;
+use crate::enqueue::text;
 use crate::error::Result;
 use crate::failure::Class;
 use crate::job::{Failure, instant};
@@ -123,17 +124,17 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
     let state = State::stored(row.get(3)?, row.get(4)?);
     let class: Option<String> = row.get(9)?;
     let created: i64 = row.get(11)?;
-    let text: Option<String> = row.get(10)?;
+    let said: Option<String> = row.get(10)?;
     Ok(JobInfo {
         id: row.get(0)?,
         kind: row.get(1)?,
-        key: row.get(2)?,
+        key: text(row, 2)?.unwrap_or_default(),
         state,
         run_at: instant(row.get(5)?),
         priority: row.get(6)?,
         attempts: row.get(7)?,
         parked_for: row.get(8)?,
-        last_failure: class.map(|class| Failure { class: Class::stored(&class), text: text.unwrap_or_default() }),
+        last_failure: class.map(|class| Failure { class: Class::stored(&class), text: said.unwrap_or_default() }),
         created_at: (created != 0).then(|| instant(created)),
         finished_at: row.get::<_, Option<i64>>(12)?.map(instant),
         running_since: row.get::<_, Option<i64>>(13)?.map(instant),

@@ -74,8 +74,10 @@ impl Store {
             return Err(Error::InsideTransaction { act: ONCE.name, instead: ONCE.instead });
         }
         let new = NewJob::encode(job, self.inner.payload_limit)?;
-        match self.claim_for_caller(&new, J::retry())? {
-            Turn::Claimed(claim) => self.run_for_caller::<J>(Arc::new(*claim), f),
+        // Before anything is claimed: it is the user's, and may panic.
+        let policy = J::retry();
+        match self.claim_for_caller(&new, policy.clone())? {
+            Turn::Claimed(claim) => self.run_for_caller::<J>(Arc::new(*claim), policy, f),
             Turn::Known(answer) => answer_caller::<J>(&answer.row, &new.key),
             Turn::HeldBy(_, answer) => Err(Error::InProgress { kind: J::KIND.to_owned(), key: new.key, id: answer.id }),
             Turn::MustCompare(_) => unreachable!("compared in claim_for_caller"),
@@ -117,6 +119,7 @@ impl Store {
     fn run_for_caller<J: Job>(
         &self,
         claim: Arc<Claim>,
+        policy: RetryPolicy,
         f: impl FnOnce(&Context) -> anyhow::Result<J::Output>,
     ) -> Result<J::Output> {
         self.wait_for_start(&claim);
@@ -137,8 +140,11 @@ impl Store {
             Ok(Err(error)) => ended_by(error),
             Err(panic) => Ended::Panicked { text: panic_text(&**panic) },
         };
-        let failed = failed::<J>(&claim, &ended);
-        let settled = self.settle_for_caller(&claim, ended, J::retry());
+        let mut failed = failed(&claim, &ended, &policy);
+        if let (Ok(Err(error)), Ended::StorageTrouble, Error::Failed { text, .. }) = (&result, &ended, &mut failed) {
+            *text = text_of(error);
+        }
+        let settled = self.settle_for_caller(&claim, ended, policy);
         match result {
             Ok(Ok(output)) => match settled? {
                 Settled::Written => Ok(output),
@@ -183,8 +189,11 @@ pub(crate) fn ended_by(error: &anyhow::Error) -> Ended {
     match storage {
         // Storage contention is never a job's failure.
         Some(Error::Busy { .. } | Error::DiskFull { .. } | Error::OutcomeUnknown { .. }) => {
-            Ended::StorageTrouble { text }
+            tracing::info!(text, "a handler met a busy or full file; it runs again");
+            Ended::StorageTrouble
         }
+        // No repeat mends the program.
+        Some(Error::OutputMismatch { .. }) => Ended::Failed { verdict: Verdict::Permanent, text },
         _ => Ended::Failed { verdict: verdict_of(error), text },
     }
 }
@@ -246,14 +255,14 @@ fn answer_caller<J: Job>(row: &Known, key: &str) -> Result<J::Output> {
 }
 
 /// The error for a caller whose closure did not succeed.
-fn failed<J: Job>(claim: &Claim, ended: &Ended) -> Error {
-    let policy = J::retry();
+fn failed(claim: &Claim, ended: &Ended, policy: &RetryPolicy) -> Error {
     let more = !policy.is_last(claim.attempt);
     let (class, text, retryable) = match ended {
         Ended::Failed { verdict: Verdict::Permanent, text } => (Class::Permanent, text.as_str(), false),
         Ended::Failed { verdict: Verdict::Park(_), text } => (Class::Parked, text.as_str(), false),
         Ended::Failed { verdict: Verdict::Transient, text } => (Class::Transient, text.as_str(), more),
-        Ended::Failed { text, .. } | Ended::StorageTrouble { text } => (Class::Transient, text.as_str(), true),
+        Ended::Failed { text, .. } => (Class::Transient, text.as_str(), true),
+        Ended::StorageTrouble => (Class::Transient, "", true),
         Ended::Panicked { text } => (Class::Panic, text.as_str(), more),
         _ => (Class::Transient, "", more),
     };

@@ -54,13 +54,14 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// As [`enqueue`](Store::enqueue). [`Error::NotADatabase`] if `tx` is of another file. In a transaction that has read
+    /// As [`enqueue`](Store::enqueue). [`Error::OtherFile`] if `tx` is of another file. In a transaction that has read
     /// before it writes, SQLite may refuse with [`Error::Busy`] at once: begin it with `IMMEDIATE`, or use
     /// [`write`](Store::write).
     pub fn enqueue_in<J: Job>(&self, tx: &Transaction<'_>, job: &J) -> Result<Enqueued<J::Output>> {
         let new = NewJob::encode(job, self.inner.payload_limit)?;
         if tx.path().map(Path::new) != Some(self.path()) {
-            return Err(Error::NotADatabase { path: tx.path().unwrap_or_default().into() });
+            let (path, other) = (self.path().to_owned(), tx.path().unwrap_or_default().to_owned());
+            return Err(Error::OtherFile { path, other });
         }
         let mut compared = Compared::new();
         loop {
