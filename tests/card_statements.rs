@@ -109,8 +109,7 @@ fn check_once(db: &Path, total: i64) {
     assert_eq!(ask::<i64>(db, "SELECT count(*) FROM birkez_jobs WHERE state <> 'done'"), 0, "jobs that are not done");
     assert_eq!(ask::<i64>(db, "SELECT sum(result) FROM birkez_jobs"), total, "rows that the jobs say they wrote");
     assert_eq!(ask::<i64>(db, "SELECT count(*) FROM posting"), total);
-    let shared =
-        "SELECT count(*) FROM (SELECT 1 FROM ledger JOIN posting USING (purchase_id, instalment)
+    let shared = "SELECT count(*) FROM (SELECT 1 FROM ledger JOIN posting USING (purchase_id, instalment)
          GROUP BY card_id, statement_date HAVING count(DISTINCT job_id) > 1)";
     assert_eq!(ask::<i64>(db, shared), 0, "statements that two jobs wrote");
 }

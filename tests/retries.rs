@@ -111,7 +111,10 @@ fn a_failed_attempt_waits_for_its_backoff_and_the_last_one_is_the_end() {
         let waits = bench.waits(id);
         assert!(waits >= delay && waits <= delay * 1.2 + 0.001, "after attempt {attempt}: {waits} s");
         let failure = job.last_failure.unwrap();
-        assert_eq!((failure.class, failure.text), (Class::Transient, format!("attempt {attempt}: line {attempt} is busy")));
+        assert_eq!(
+            (failure.class, failure.text),
+            (Class::Transient, format!("attempt {attempt}: line {attempt} is busy"))
+        );
         bench.run_when_due(id);
     }
     let job = bench.job(id);
