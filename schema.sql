@@ -1,4 +1,4 @@
--- birkez, schema version 1.
+-- birkez, schema version 2.
 --
 -- These tables live in the app's own database, beside the app's tables. birkez touches nothing else in the file: not
 -- user_version, not application_id, not another table. They are not STRICT, since one STRICT table makes a whole file
@@ -14,7 +14,8 @@
 CREATE TABLE birkez_version (
     one           INTEGER PRIMARY KEY CHECK (one = 1),
     version       INTEGER NOT NULL CHECK (typeof(version) = 'integer'),
-    oldest_writer INTEGER NOT NULL CHECK (typeof(oldest_writer) = 'integer' AND oldest_writer <= version)
+    oldest_writer INTEGER NOT NULL CHECK (typeof(oldest_writer) = 'integer' AND oldest_writer <= version),
+    schedules     INTEGER NOT NULL DEFAULT 0  -- raised when a schedule, or what is asked of one, changes
 );
 
 -- One row per (kind, key), for as long as the key must be known: it stays when the payload and the result are retired.
@@ -133,7 +134,22 @@ CREATE TABLE birkez_schedule (
     failures  INTEGER NOT NULL DEFAULT 0,  -- of its mapping, in a row
     error     TEXT,
     error_at  INTEGER,
-    try_at    INTEGER            -- not before this, after a failure
+    try_at    INTEGER,           -- not before this, after a failure
+    high         TEXT,           -- the highest mark there was, while a clock set back is believed
+    anchor       INTEGER NOT NULL DEFAULT 0,  -- `every` counts from here
+    catch_up     TEXT NOT NULL DEFAULT 'latest',  -- 'latest', 'skip', 'each', or 'each N': the newest N
+    grace_ms     INTEGER NOT NULL DEFAULT 300000,  -- later than this is missed
+    max_age_ms   INTEGER,        -- later than this never runs
+    overlap      TEXT NOT NULL DEFAULT 'skip',  -- 'skip', 'queue_one' or 'allow', while the last run is unfinished
+    kind         TEXT,           -- of one kept in this file: what it enqueues. NULL: a program's function knows
+    payload      TEXT,
+    key_template TEXT,
+    paused_at    INTEGER,
+    paused_by    TEXT,
+    program      TEXT,           -- the program that registers it
+    registered_by INTEGER,       -- birkez_runner.id of the process that did so last
+    orphaned_at  INTEGER,        -- when that program started without registering it
+    last_run     TEXT            -- the newest occurrence that ran
 );
 
 -- What a schedule has made. UNIQUE (schedule, occurrence) is what keeps an occurrence from being made twice.
@@ -144,8 +160,43 @@ CREATE TABLE birkez_occurrence (
     made_at    INTEGER NOT NULL,
     jobs       INTEGER NOT NULL, -- how many it mapped to
     conflicts  TEXT,             -- keys it mapped to that exist with other content; not NULL needs attention
+    cause      TEXT NOT NULL DEFAULT 'due',  -- 'due', 'asked', 'backfill', or 'marked_done': it did not run
     PRIMARY KEY (schedule, occurrence)
 ) WITHOUT ROWID;
+
+-- Which jobs an occurrence was mapped to, met or made.
+CREATE TABLE birkez_occurrence_job (
+    schedule   INTEGER NOT NULL,
+    occurrence TEXT NOT NULL,
+    job_id     INTEGER NOT NULL,
+    PRIMARY KEY (schedule, occurrence, job_id)
+) WITHOUT ROWID;
+
+-- Occurrences that did not run: one record a gap.
+CREATE TABLE birkez_missed (
+    id        INTEGER PRIMARY KEY,
+    schedule  INTEGER NOT NULL,
+    first     TEXT NOT NULL,
+    last      TEXT NOT NULL,
+    count     INTEGER NOT NULL,  -- 1001 stands for any number above 1,000
+    reason    TEXT NOT NULL,     -- 'newer', 'skipped', 'over_max', 'too_old', 'overlap' or 'paused'
+    at        INTEGER NOT NULL,
+    attention INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX birkez_missed_of ON birkez_missed (schedule, id);
+
+-- What people ask of a schedule; carried out by a process that can map it.
+CREATE TABLE birkez_request (
+    id       INTEGER PRIMARY KEY AUTOINCREMENT,
+    schedule INTEGER NOT NULL,
+    verb     TEXT NOT NULL,      -- 'run': the occurrence `first`, or one of its own; 'backfill': the dates from first to last
+    first    TEXT,
+    last     TEXT,
+    asked_at INTEGER NOT NULL,
+    done_at  INTEGER,
+    answer   TEXT
+);
+CREATE INDEX birkez_request_open ON birkez_request (schedule) WHERE done_at IS NULL;
 
 -- Finished jobs by kind and state, raised once per transaction: counted, not scanned.
 CREATE TABLE birkez_count (

@@ -1,5 +1,6 @@
 //! Storing a job under its key, or meeting the one that is there.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,7 +17,7 @@ use crate::state::{JobRef, State};
 /// A job as it is written: encoded, checked, and free of the user's code.
 #[derive(Clone, Debug)]
 pub(crate) struct NewJob {
-    pub kind: &'static str,
+    pub kind: Cow<'static, str>,
     former: &'static [&'static str],
     pub key: String,
     payload: String,
@@ -50,7 +51,7 @@ impl NewJob {
             None => Fingerprint::of(&payload).map_err(unreadable)?,
         };
         Ok(NewJob {
-            kind: J::KIND,
+            kind: Cow::Borrowed(J::KIND),
             former: J::FORMER_KINDS,
             key,
             payload,
@@ -61,6 +62,34 @@ impl NewJob {
             ordering_key: job.ordering_key(),
             version: job.version(),
             recompute: recompute::<J>,
+        })
+    }
+}
+
+impl NewJob {
+    /// A job whose type is not known here: its payload is JSON.
+    pub(crate) fn raw(kind: &str, key: String, payload: &str, shape: u32, payload_limit: usize) -> Result<NewJob> {
+        let kind = kind.to_owned();
+        if payload.len() > payload_limit {
+            return Err(Error::PayloadTooLarge { kind, key, size: payload.len(), limit: payload_limit });
+        }
+        let fingerprint = Fingerprint::of(payload).map_err(|source| Error::PayloadInvalid {
+            kind: kind.clone(),
+            key: key.clone(),
+            source: source.into(),
+        })?;
+        Ok(NewJob {
+            kind: Cow::Owned(kind),
+            former: &[],
+            key,
+            payload: payload.to_owned(),
+            shape,
+            fingerprint,
+            priority: 0,
+            run_at: None,
+            ordering_key: None,
+            version: None,
+            recompute: |_, payload| Fingerprint::of(payload).ok(),
         })
     }
 }
@@ -235,7 +264,7 @@ pub(crate) fn store(group: &mut Group<'_>, job: &NewJob, compared: &Compared, fo
         false => i64::from(run_at <= group.now),
     };
     let inserted = group.statement(sql::INSERT_JOB)?.execute(params![
-        job.kind,
+        &*job.kind,
         job.key,
         job.payload,
         job.shape,
@@ -254,7 +283,7 @@ pub(crate) fn store(group: &mut Group<'_>, job: &NewJob, compared: &Compared, fo
         }
         return Ok(Stored::Answered(Box::new(fresh(group.tx().last_insert_rowid(), job, run_at, for_callers))));
     }
-    match find(group, job.kind, &job.key)? {
+    match find(group, &job.kind, &job.key)? {
         Some(known) => meet(group, job, known, compared),
         // The row that was in the way has gone within one transaction: a trigger of the app's.
         None => Err(rusqlite::Error::QueryReturnedNoRows.into()),
@@ -268,7 +297,7 @@ pub(crate) fn find(group: &Group<'_>, kind: &str, key: &str) -> rusqlite::Result
 fn fresh(id: i64, job: &NewJob, run_at: i64, for_callers: bool) -> Answer {
     let row = Known {
         id,
-        kind: job.kind.to_owned(),
+        kind: job.kind.clone().into_owned(),
         payload: None,
         shape: job.shape,
         fingerprint: None,
@@ -300,8 +329,11 @@ fn meet(group: &Group<'_>, job: &NewJob, mut known: Known, compared: &Compared) 
     if known.fingerprint.as_deref() == Some(new) {
         return same(known, true);
     }
-    let reused =
-        |row: &Known| Error::KeyReused { kind: job.kind.to_owned(), key: job.key.clone(), existing: row.job_ref() };
+    let reused = |row: &Known| Error::KeyReused {
+        kind: job.kind.clone().into_owned(),
+        key: job.key.clone(),
+        existing: row.job_ref(),
+    };
     let Some(payload) = &known.payload else {
         // Only a fingerprint of the same shape can tell.
         let can_tell = known.shape == job.shape && known.fingerprint.is_some();

@@ -98,7 +98,9 @@ pub use self::failure::{Class, Verdicts, snooze};
 pub use self::job::{Enqueued, Failure, Job, MAX_KEY, MAX_KIND, Standing, in_future};
 pub use self::retry::RetryPolicy;
 pub use self::runner::{Runner, RunnerBuilder};
-pub use self::schedule::{Occurrence, OccurrenceInfo, Schedule, ScheduleInfo};
+pub use self::schedule::{
+    KeptSchedule, MissedInfo, Occurrence, OccurrenceInfo, Overlap, RequestInfo, Schedule, ScheduleInfo,
+};
 pub use self::state::{JobRef, State};
 pub use self::store::{Attempt, JobInfo, Store, StoreBuilder};
 

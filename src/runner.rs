@@ -32,6 +32,8 @@ use crate::store::Store;
 
 /// A stop returns within its grace and this.
 const STOP_SLACK: Duration = Duration::from_millis(800);
+/// Between two evaluations of the schedules, whatever rings.
+const CALENDAR_REST: Duration = Duration::from_millis(5);
 /// How long of that is for threads to end.
 const JOIN_SLACK: Duration = Duration::from_millis(100);
 
@@ -265,9 +267,7 @@ impl RunnerBuilder {
         for _ in 0..workers {
             threads.push(worker::spawn(&runner.crew)?);
         }
-        if !planner.is_empty() {
-            threads.push(plan(&runner.crew, planner)?);
-        }
+        threads.push(plan(&runner.crew, planner)?);
         *runner.threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
         Ok(runner)
     }
@@ -278,8 +278,9 @@ impl RunnerBuilder {
             return Err(Error::InsideTransaction { act: "runner.start", instead: "start before the transaction" });
         }
         let owner = self.store.inner.owner()?;
-        let planner = Planner::new(self.store.clone(), self.schedules)?;
-        Ok((Arc::new(Crew::new(self.store, handlers, self.workers, owner)), planner))
+        let planner = Planner::new(self.store.clone(), self.schedules, handlers.shapes())?;
+        let crew = Crew::new(self.store, handlers, self.workers, owner, planner.waits());
+        Ok((Arc::new(crew), planner))
     }
 }
 
@@ -289,8 +290,11 @@ fn plan(crew: &Arc<Crew>, planner: Planner) -> Result<JoinHandle<()>> {
     let crew = Arc::clone(crew);
     let run = move || {
         while crew.stage() == Stage::Working {
-            let nap = planner.evaluate();
-            crew.calendar_bell.wait(nap);
+            let nap = planner.evaluate().unwrap_or_else(|error| {
+                tracing::warn!(%error, "schedules could not be evaluated");
+                Duration::from_secs(1)
+            });
+            crew.calendar_bell.wait(nap.max(CALENDAR_REST));
         }
     };
     std::thread::Builder::new().name("birkez-calendar".into()).spawn(run).map_err(|source| Error::Io {

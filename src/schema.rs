@@ -13,14 +13,14 @@ pub(crate) const VERSION: i64 = STEPS.len() as i64 + 1;
 
 /// How a file of version *n* becomes one of version *n + 1*: step *n - 1*, in one transaction with all later ones and the
 /// version row. A step that keeps programs of the version before it right leaves `OLDEST_WRITER` alone.
-const STEPS: [Step; 0] = [];
+const STEPS: [Step; 1] = [|tx| tx.execute_batch(include_str!("schema/2.sql"))];
 
 type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
 
 const SCHEMA: &str = include_str!("../schema.sql");
 const FIRST_ROW: &str = "INSERT INTO birkez_version (one, version, oldest_writer) VALUES (1, ?1, ?2)";
 /// The oldest version whose programs may write beside this one's.
-const OLDEST_WRITER: i64 = 1;
+const OLDEST_WRITER: i64 = 2;
 
 /// What the version row says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,7 @@ mod tests {
         try_upgrade(&file, &[ADD_COLUMN]).unwrap();
         // Once more would fail: the column is there.
         try_upgrade(&file, &[ADD_COLUMN]).unwrap();
-        assert_eq!(read(&file).unwrap(), Some(Found { version: 2, oldest_writer: 1 }));
+        assert_eq!(read(&file).unwrap(), Some(Found { version: 2, oldest_writer: OLDEST_WRITER }));
         file.execute("UPDATE birkez_job SET label = 'x'", []).unwrap();
     }
 

@@ -197,41 +197,107 @@ pub(crate) const COUNTS: &str = "SELECT kind, state, n FROM main.birkez_count WH
 
 // ---- schedules
 
-/// Registering keeps the mark. A definition that has changed starts from now: it does not fire for the past.
-pub(crate) const REGISTER_SCHEDULE: &str = "
-INSERT INTO main.birkez_schedule (name, calendar, zone, born, mark) VALUES (?1, ?2, ?3, ?4, ?4)
-ON CONFLICT (name) DO UPDATE
-SET calendar = excluded.calendar, zone = excluded.zone,
-    mark = CASE WHEN calendar = excluded.calendar THEN mark ELSE excluded.mark END,
-    failures = 0, error = NULL, error_at = NULL, try_at = NULL
-WHERE calendar <> excluded.calendar OR zone <> excluded.zone OR error IS NOT NULL";
+/// A row that begins now, if there is none.
+pub(crate) const INSERT_SCHEDULE: &str = "
+INSERT INTO main.birkez_schedule (name, calendar, zone, born, mark, anchor) VALUES (?1, ?2, ?3, ?4, ?4, ?5)
+ON CONFLICT (name) DO NOTHING";
 
-pub(crate) const SCHEDULES: &str = "
-SELECT id, name, calendar, zone, born, mark, failures, error, error_at, try_at FROM main.birkez_schedule ORDER BY name";
+/// The newest definition wins at once. The mark is kept, but a calendar that has changed does not fire for the past.
+pub(crate) const SET_SCHEDULE: &str = "
+UPDATE main.birkez_schedule
+SET mark = CASE WHEN calendar = ?2 THEN mark ELSE ?4 END, high = CASE WHEN calendar = ?2 THEN high END,
+    born = CASE WHEN calendar = ?2 THEN born ELSE ?4 END,
+    calendar = ?2, zone = ?3, catch_up = ?5, grace_ms = ?6, max_age_ms = ?7, overlap = ?8,
+    kind = ?9, payload = ?10, key_template = ?11, failures = 0, error = NULL, error_at = NULL, try_at = NULL
+WHERE name = ?1
+  AND (calendar, zone, catch_up, grace_ms, max_age_ms, overlap, kind, payload, key_template, error)
+      IS NOT (?2, ?3, ?5, ?6, ?7, ?8, ?9, ?10, ?11, NULL)";
 
-pub(crate) const SCHEDULE_BY_NAME: &str = "
-SELECT id, name, calendar, zone, born, mark, failures, error, error_at, try_at FROM main.birkez_schedule WHERE name = ?1";
+pub(crate) const SCHEDULE_REGISTERED: &str =
+    "UPDATE main.birkez_schedule SET program = ?2, registered_by = ?3, orphaned_at = NULL WHERE name = ?1";
 
-/// Only if the mark is still where it was read.
+/// What an earlier process of the program registered and this one, the first alive since, does not.
+pub(crate) const NOTE_ORPHANS: &str = "
+UPDATE main.birkez_schedule SET orphaned_at = ?3
+WHERE kind IS NULL AND program = ?1 AND registered_by <> ?2 AND orphaned_at IS NULL
+  AND NOT EXISTS (SELECT 1 FROM main.birkez_runner WHERE id = birkez_schedule.registered_by AND ended_at IS NULL)";
+
+pub(crate) const SCHEDULES: &str = "SELECT * FROM main.birkez_schedule ORDER BY name";
+
+pub(crate) const SCHEDULE_BY_NAME: &str = "SELECT * FROM main.birkez_schedule WHERE name = ?1";
+
+pub(crate) const REMOVE_SCHEDULE: &str = "DELETE FROM main.birkez_schedule WHERE name = ?1";
+
+pub(crate) const PAUSE_SCHEDULE: &str =
+    "UPDATE main.birkez_schedule SET paused_at = ?2, paused_by = ?3 WHERE name = ?1 AND paused_at IS NULL";
+
+pub(crate) const RESUME_SCHEDULE: &str =
+    "UPDATE main.birkez_schedule SET paused_at = NULL, paused_by = NULL, mark = ?2, high = NULL WHERE name = ?1";
+
+/// Only if the marks are still where they were read.
 pub(crate) const MOVE_MARK: &str = "
 UPDATE main.birkez_schedule
-SET mark = ?3, failures = 0, error = NULL, error_at = NULL, try_at = NULL WHERE id = ?1 AND mark = ?2";
+SET mark = ?4, high = ?5, last_run = coalesce(?6, last_run), failures = 0, error = NULL, error_at = NULL, try_at = NULL
+WHERE id = ?1 AND mark = ?2 AND high IS ?3 AND paused_at IS NULL";
 
 pub(crate) const MAKE_OCCURRENCE: &str = "
-INSERT INTO main.birkez_occurrence (schedule, occurrence, due_at, made_at, jobs) VALUES (?1, ?2, ?3, ?4, ?5)
+INSERT INTO main.birkez_occurrence (schedule, occurrence, due_at, made_at, jobs, cause) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 ON CONFLICT (schedule, occurrence) DO NOTHING";
+
+pub(crate) const HAS_OCCURRENCE: &str = "SELECT 1 FROM main.birkez_occurrence WHERE schedule = ?1 AND occurrence = ?2";
+
+pub(crate) const LINK_JOB: &str = "
+INSERT INTO main.birkez_occurrence_job (schedule, occurrence, job_id) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
 
 pub(crate) const NOTE_CONFLICTS: &str =
     "UPDATE main.birkez_occurrence SET conflicts = ?3 WHERE schedule = ?1 AND occurrence = ?2";
+
+/// Whether a run has a job that is waiting, running or parked.
+pub(crate) const IS_UNFINISHED: &str = "
+SELECT EXISTS (SELECT 1 FROM main.birkez_occurrence_job AS link JOIN main.birkez_job AS job ON job.id = link.job_id
+               WHERE link.schedule = ?1 AND link.occurrence = ?2 AND job.state < 2)";
+
+/// The newest occurrence with a job that is done: walked from the newest.
+pub(crate) const LAST_SUCCESS: &str = "
+SELECT link.occurrence, job.finished_at
+FROM main.birkez_occurrence_job AS link CROSS JOIN main.birkez_job AS job ON job.id = link.job_id
+WHERE link.schedule = ?1 AND job.state = 2
+ORDER BY link.occurrence DESC LIMIT 1";
+
+pub(crate) const RECORD_MISSED: &str = "
+INSERT INTO main.birkez_missed (schedule, first, last, count, reason, at, attention) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+
+pub(crate) const MISSED: &str = "
+SELECT gap.first, gap.last, gap.count, gap.reason, gap.at, gap.attention
+FROM main.birkez_missed AS gap JOIN main.birkez_schedule AS schedule ON schedule.id = gap.schedule
+WHERE schedule.name = ?1 ORDER BY gap.id DESC LIMIT ?2";
+
+pub(crate) const NEEDS_ATTENTION: &str = "
+SELECT EXISTS (SELECT 1 FROM main.birkez_missed WHERE schedule = ?1 AND attention = 1)";
 
 pub(crate) const SCHEDULE_FAILED: &str = "
 UPDATE main.birkez_schedule
 SET failures = failures + 1, error = ?3, error_at = ?4, try_at = ?5 WHERE id = ?1 AND mark = ?2";
 
+pub(crate) const SCHEDULES_CHANGED: &str = "UPDATE main.birkez_version SET schedules = schedules + 1";
+
+pub(crate) const SCHEDULES_STATE: &str = "SELECT schedules FROM main.birkez_version";
+
+pub(crate) const ASK: &str = "
+INSERT INTO main.birkez_request (schedule, verb, first, last, asked_at)
+SELECT id, ?2, ?3, ?4, ?5 FROM main.birkez_schedule WHERE name = ?1";
+
+pub(crate) const ASKED: &str = "
+SELECT id, verb, first, last FROM main.birkez_request WHERE schedule = ?1 AND done_at IS NULL ORDER BY id";
+
+pub(crate) const ANSWER: &str = "UPDATE main.birkez_request SET done_at = ?2, answer = ?3 WHERE id = ?1";
+
+pub(crate) const REQUESTS: &str = "
+SELECT asked.verb, asked.first, asked.last, asked.asked_at, asked.done_at, asked.answer
+FROM main.birkez_request AS asked JOIN main.birkez_schedule AS schedule ON schedule.id = asked.schedule
+WHERE schedule.name = ?1 ORDER BY asked.id DESC LIMIT ?2";
+
 pub(crate) const OCCURRENCES: &str = "
-SELECT made.occurrence, made.due_at, made.made_at, made.jobs, made.conflicts
+SELECT made.occurrence, made.due_at, made.made_at, made.jobs, made.conflicts, made.cause
 FROM main.birkez_occurrence AS made JOIN main.birkez_schedule AS schedule ON schedule.id = made.schedule
 WHERE schedule.name = ?1 ORDER BY made.occurrence DESC LIMIT ?2";
-
-#[cfg(test)]
-mod tests;

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use birkez::calendar::CatchUp;
 use birkez::testing::{Drain, ManualClock, TempStore};
-use birkez::{Job, Occurrence, Runner, Schedule, Store};
+use birkez::{Job, Occurrence, Overlap, Runner, Schedule, Store};
 use common::{Child, ask, given, rounds, tell};
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +31,12 @@ fn midnight() -> Arc<ManualClock> {
 }
 
 fn minutely() -> Schedule {
-    Schedule::cron("minutely", "* * * * *").unwrap().zone("Europe/Istanbul").unwrap()
+    Schedule::cron("minutely", "* * * * *")
+        .unwrap()
+        .zone("Europe/Istanbul")
+        .unwrap()
+        .catch_up(CatchUp::each())
+        .overlap(Overlap::Allow)
 }
 
 fn two_of_a_minute(at: &Occurrence) -> [Post; 2] {

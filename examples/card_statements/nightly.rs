@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use birkez::calendar::{Calendar, Due, Mark, Zone};
+use birkez::calendar::{Calendar, CatchUp, Due, Mark, Zone};
 use birkez::testing::{Drain, ManualClock};
-use birkez::{Context, Error, Job, Occurrence, Runner, Schedule, ScheduleInfo, Store};
+use birkez::{Context, Error, Job, Occurrence, Overlap, Runner, Schedule, ScheduleInfo, Store};
 use chrono::{DateTime, NaiveDate, NaiveDateTime, TimeDelta, Utc};
 
 use crate::book::{Book, Statement, difference, split_key};
@@ -194,7 +194,7 @@ impl Nightly {
         };
         let book = Arc::clone(&self.book);
         let closing = move |at: &Occurrence| book.closing_on(at.date()).collect::<Vec<_>>();
-        let schedule = Schedule::cron(SCHEDULE, LINE)?.zone(ZONE)?;
+        let schedule = Schedule::cron(SCHEDULE, LINE)?.zone(ZONE)?.catch_up(CatchUp::each()).overlap(Overlap::Allow);
         Ok(Drain::new(Runner::builder(&self.store).handle(post).schedule(schedule, closing))?)
     }
 

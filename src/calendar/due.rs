@@ -18,6 +18,11 @@ pub struct Due {
 }
 
 impl Due {
+    /// A moment that no calendar asked for: what a person wants to run now.
+    pub(crate) fn now(nominal: NaiveDateTime, at: DateTime<Utc>, offset: FixedOffset) -> Due {
+        Due { nominal, at, offset, wall: true }
+    }
+
     /// The occurrence's id, unique with its schedule: `2026-03-29T02:30:00` (nominal, without a zone) for wall jobs,
     /// `2026-10-25T00:15:00Z` for interval jobs.
     pub fn occurrence(&self) -> String {

@@ -60,6 +60,8 @@ pub(crate) struct Group<'a> {
     pub claimable: bool,
     /// The earliest time at which something in it becomes due later.
     pub due_later: Option<i64>,
+    /// Whether something in it has changed a schedule, or what is asked of one.
+    pub calendar: bool,
     /// Workers that will be free once it is committed.
     pub freed: usize,
     /// Set by an atomic operation whose answer is kept and whose writes are not.
@@ -74,7 +76,17 @@ impl<'a> Group<'a> {
     }
 
     pub(super) fn new(tx: &'a Transaction<'a>, path: &'a Path, now: i64) -> Self {
-        Group { tx, path, now, claimable: false, due_later: None, freed: 0, undo: false, counts: Vec::new() }
+        Group {
+            tx,
+            path,
+            now,
+            claimable: false,
+            due_later: None,
+            calendar: false,
+            freed: 0,
+            undo: false,
+            counts: Vec::new(),
+        }
     }
 
     pub(crate) fn tx(&self) -> &'a Transaction<'a> {
@@ -112,6 +124,9 @@ impl<'a> Group<'a> {
     }
 
     pub(super) fn write_counts(&mut self) -> rusqlite::Result<()> {
+        if self.calendar {
+            self.tx.prepare_cached(sql::SCHEDULES_CHANGED)?.execute([])?;
+        }
         for (kind, state, n) in self.counts.drain(..) {
             self.tx.prepare_cached(sql::COUNT)?.execute(params![kind, state, n])?;
         }

@@ -37,6 +37,8 @@ pub(super) struct Crew {
     pub bell: Bell,
     /// Wakes the calendar's thread.
     pub calendar_bell: Bell,
+    /// A run waits for the last one of its schedule to finish.
+    calendar_waits: Arc<AtomicBool>,
     stage: AtomicU8,
     /// Endings of this crew's that are not in the file yet.
     unwritten: Arc<AtomicUsize>,
@@ -62,6 +64,8 @@ struct Round {
     claimed: Vec<Claim>,
     /// Something claimable may be left.
     left: bool,
+    /// It changes a schedule, or what is asked of one.
+    calendar: bool,
     /// More may be due than one look lets in.
     more: bool,
     /// When the next job becomes due.
@@ -79,7 +83,13 @@ pub(super) enum Stage {
 }
 
 impl Crew {
-    pub(super) fn new(store: Store, handlers: Handlers, workers: usize, owner: Arc<Owner>) -> Crew {
+    pub(super) fn new(
+        store: Store,
+        handlers: Handlers,
+        workers: usize,
+        owner: Arc<Owner>,
+        calendar_waits: Arc<AtomicBool>,
+    ) -> Crew {
         let names = handlers.names();
         let attempts = Attempts::of(store.path());
         Crew {
@@ -91,6 +101,7 @@ impl Crew {
             attempts,
             bell: Bell::default(),
             calendar_bell: Bell::default(),
+            calendar_waits,
             stage: AtomicU8::new(0),
             unwritten: Arc::default(),
             look: AtomicBool::new(true),
@@ -314,6 +325,7 @@ impl Rider for Crew {
         let mut round = self.round();
         round.claimed.clear();
         round.left = self.is_hungry() || group.claimable;
+        round.calendar = group.calendar;
         round.due = group.due_later.map_or(NEVER, |due| due.min(self.due.load(Ordering::Acquire)));
         round.more = false;
         if round.whole {
@@ -353,6 +365,9 @@ impl Rider for Crew {
         }
         if round.more {
             self.look();
+        }
+        if round.calendar || self.calendar_waits.load(Ordering::Acquire) {
+            self.calendar_bell.ring();
         }
         if whole || round.due != NEVER {
             self.due.store(round.due, Ordering::Release);

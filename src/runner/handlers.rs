@@ -26,6 +26,7 @@ type Run = dyn Fn(Context, &Store) -> Ended + Send + Sync;
 pub(super) struct Handler {
     pub kind: &'static str,
     former: &'static [&'static str],
+    shape: u32,
     pub policy: RetryPolicy,
     pub timeout: Option<Duration>,
     make: Make,
@@ -49,6 +50,7 @@ impl Handler {
         Handler {
             kind: J::KIND,
             former: J::FORMER_KINDS,
+            shape: J::SHAPE,
             policy: J::retry(),
             timeout: J::timeout(),
             make: Context::new::<J::Output>,
@@ -93,6 +95,11 @@ impl Handlers {
 
     pub(super) fn of(&self, kind: &str) -> Option<&Handler> {
         self.by_name.get(kind).map(|&at| &self.handlers[at])
+    }
+
+    /// The shape of each kind's payload.
+    pub(super) fn shapes(&self) -> HashMap<String, u32> {
+        self.by_name.iter().map(|(&name, &at)| (name.to_owned(), self.handlers[at].shape)).collect()
     }
 
     /// All names, in a stable order.

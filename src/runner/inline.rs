@@ -65,24 +65,23 @@ impl Drain {
         let mut attempts = 0;
         self.watch()?;
         loop {
-            if !self.planner.is_empty() {
-                self.planner.evaluate();
-            }
+            self.planner.evaluate()?;
+            // What is settled now may be what the next run of a schedule waits for.
+            let mut moved = !self.crew.inner().endings.is_empty();
             self.crew.ask_whole();
             self.crew.inner().pen.write(DRAIN, Mode::default(), |_| Ok(()))?;
-            let mut ran = false;
             loop {
                 match self.crew.buffer.try_take(&self.crew.inner().trial, self.crew.now()) {
                     Ok(claim) => {
                         self.crew.run(Arc::new(claim));
                         attempts += 1;
-                        ran = true;
+                        moved = true;
                     }
                     Err(Some(wait)) => std::thread::sleep(wait.max(Duration::from_millis(1))),
                     Err(None) => break,
                 }
             }
-            if !ran && self.crew.inner().endings.is_empty() && !self.crew.is_looking() {
+            if !moved && self.crew.inner().endings.is_empty() && !self.crew.is_looking() {
                 return Ok(attempts);
             }
         }

@@ -20,6 +20,8 @@ const WATCH: Duration = Duration::from_secs(1);
 pub(super) struct Neighbours {
     connection: Connection,
     version: Option<i64>,
+    /// How often schedules have changed in the file.
+    schedules: Option<i64>,
     /// When the other owners are looked at next; `None` while none of them holds a lease.
     watch_at: Option<Duration>,
     /// Whether the next look is at all of them, leases or none.
@@ -30,7 +32,7 @@ impl Neighbours {
     pub(super) fn new(crew: &Crew) -> Result<Neighbours> {
         let act = "opening a connection that watches";
         let connection = crew.inner().connector.open().map_err(|source| Error::Storage { act, source })?;
-        Ok(Neighbours { connection, version: None, watch_at: Some(Duration::ZERO), all: true })
+        Ok(Neighbours { connection, version: None, schedules: None, watch_at: Some(Duration::ZERO), all: true })
     }
 
     /// Looks whether another connection has committed since the last look, and if so, whether that concerns this crew.
@@ -44,6 +46,11 @@ impl Neighbours {
         }
         if within(PATIENCE, || anything_for(&self.connection, crew))? {
             crew.look();
+        }
+        let schedules =
+            within(PATIENCE, || self.connection.prepare_cached(sql::SCHEDULES_STATE)?.query_row([], |row| row.get(0)))?;
+        if self.schedules.replace(schedules).is_some_and(|before| before != schedules) {
+            crew.calendar_bell.ring();
         }
         if self.watch_at.is_none() && within(PATIENCE, || self.foreign_leases(crew))? {
             self.watch_at = Some(crew.now() + WATCH);

@@ -1,20 +1,25 @@
-//! Finding what is due and making its jobs: occurrence, jobs and mark in one transaction.
+//! Finding what is due and making its jobs. What is decided is [`plan`]'s; what is written is one transaction an occurrence.
 
+use std::collections::hash_map::{self, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use rusqlite::{OptionalExtension, params};
+use rusqlite::params;
 
-use super::look::{ScheduleRow, read_schedule};
-use super::{Occurrence, Schedule};
-use crate::calendar::{Due, Mark};
-use crate::enqueue::{Compared, NewJob, Stored, ToCompare, compare, store};
-use crate::error::{Error, Result};
+use super::kept;
+use super::row::ScheduleRow;
+use super::write::{Gap, Made, Making, Move, make, pass_over, register, texts};
+use super::{Occurrence, Overlap, Schedule, invalid, reason};
+use crate::calendar::{CatchUp, Clock, Count, Plan, Run, plan};
+use crate::enqueue::{Compared, NewJob, compare};
+use crate::error::Result;
 use crate::failure::{panic_text, safe_text, text_of};
 use crate::job::{Job, instant};
-use crate::pen::{Act, Group, Mode, OpError, OpResult};
+use crate::pen::{Act, Mode};
+use crate::platform::program_name;
 use crate::retry::RetryPolicy;
 use crate::sql;
 use crate::store::Store;
@@ -22,8 +27,10 @@ use crate::store::Store;
 const REGISTER: Act = Act { name: "registering schedules", instead: "the same before the transaction" };
 const MAKE: Act = Act { name: "making an occurrence", instead: "nothing" };
 const ATOMIC: Mode = Mode { atomic: true, synced: false, follows: false };
-/// The wall clock is looked at this often at least.
+/// The wall clock is looked at this often at least: it may be set, and the zone may change.
 const LONGEST: Duration = Duration::from_secs(60);
+/// How often a run that waits for the last one looks whether that is finished, if nothing tells it.
+const UNFINISHED: Duration = Duration::from_secs(1);
 
 type Map = dyn Fn(&Occurrence, usize) -> anyhow::Result<Vec<NewJob>> + Send + Sync;
 
@@ -49,19 +56,31 @@ impl Entry {
     }
 }
 
-/// The schedules of a runner.
+/// The schedules that a runner can evaluate: those registered with it, and those kept in the file whose kind it handles.
 pub(crate) struct Planner {
-    store: Store,
+    pub(super) store: Store,
     entries: Vec<Entry>,
+    /// Handled kinds with the shape of their payloads.
+    kinds: HashMap<String, u32>,
+    /// Since when the clock has been far behind a schedule's mark, on the monotonic clock.
+    behind: Mutex<HashMap<i64, Duration>>,
+    /// A run waits for the last one to finish.
+    waits: Arc<AtomicBool>,
 }
 
-/// What came of one try at one occurrence.
-enum Made {
-    /// Its jobs are in the file.
-    Now,
-    /// Another process has moved the mark.
-    ByOthers,
-    MustCompare(Vec<ToCompare>),
+/// A schedule that can be evaluated here.
+pub(super) struct Mine {
+    pub(super) row: ScheduleRow,
+    pub(super) schedule: Schedule,
+    map: Arc<Map>,
+}
+
+/// What to do next with a schedule.
+enum Step {
+    /// Something was written: look again.
+    Again,
+    /// Nothing until then; `None`: nothing until something changes.
+    Until(Option<DateTime<Utc>>),
 }
 
 impl Planner {
@@ -70,100 +89,236 @@ impl Planner {
     /// # Errors
     ///
     /// Two have one name; the errors of writing the file.
-    pub(crate) fn new(store: Store, entries: Vec<Entry>) -> Result<Planner> {
+    pub(crate) fn new(store: Store, entries: Vec<Entry>, kinds: HashMap<String, u32>) -> Result<Planner> {
         for (at, entry) in entries.iter().enumerate() {
             let name = &entry.schedule.name;
             if entries[..at].iter().any(|other| other.schedule.name == *name) {
-                return Err(super::invalid(name, std::io::Error::other("two schedules have this name")));
+                return Err(invalid(name, reason("two schedules have this name")));
             }
         }
-        let planner = Planner { store, entries };
+        let planner = Planner { store, entries, kinds, behind: Mutex::default(), waits: Arc::default() };
         let schedules: Vec<_> = planner.entries.iter().map(|entry| entry.schedule.clone()).collect();
-        if !schedules.is_empty() {
-            planner.store.inner.pen.write(REGISTER, ATOMIC, move |group| register(group, &schedules))?;
-        }
+        let owner = planner.store.inner.owner()?.id;
+        planner
+            .store
+            .inner
+            .pen
+            .write(REGISTER, ATOMIC, move |group| register(group, &schedules, &program_name(), owner))?;
         Ok(planner)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+    /// True while a run waits for the last one to finish.
+    pub(crate) fn waits(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.waits)
     }
 
-    /// Makes all that is due; answers how long there is nothing to do.
-    pub(crate) fn evaluate(&self) -> Duration {
+    /// Makes all that is due and carries out what was asked; answers how long there is nothing to do.
+    ///
+    /// # Errors
+    ///
+    /// Those of the file. What is wrong with one schedule is noted there and holds up no other.
+    pub(crate) fn evaluate(&self) -> Result<Duration> {
+        self.waits.store(false, Ordering::Release);
+        let rows: Vec<ScheduleRow> = self.store.read("reading schedules", |tx| {
+            tx.prepare_cached(sql::SCHEDULES)?.query_map([], ScheduleRow::read)?.collect()
+        })?;
         let mut next: Option<DateTime<Utc>> = None;
-        for entry in &self.entries {
-            match self.evaluate_one(entry) {
-                Ok(at) => next = [next, at].into_iter().flatten().min(),
-                Err(error) => {
-                    tracing::warn!(schedule = entry.schedule.name, %error, "a schedule could not be evaluated");
-                    return Duration::from_secs(1);
-                }
-            }
+        for row in rows {
+            let at = self.evaluate_one(row)?;
+            next = [next, at].into_iter().flatten().min();
         }
-        let now = self.now();
-        next.map_or(LONGEST, |at| (at - now).to_std().unwrap_or(Duration::ZERO).min(LONGEST))
+        let limit = if self.waits.load(Ordering::Acquire) { UNFINISHED } else { LONGEST };
+        Ok(next.map_or(limit, |at| (at - self.now()).to_std().unwrap_or(Duration::ZERO).min(limit)))
     }
 
-    fn now(&self) -> DateTime<Utc> {
+    pub(super) fn now(&self) -> DateTime<Utc> {
         instant(self.store.inner.clock.wall())
     }
 
-    /// Makes what is due of one schedule, oldest first; answers when to look again.
-    fn evaluate_one(&self, entry: &Entry) -> Result<Option<DateTime<Utc>>> {
-        let Schedule { name, calendar, zone } = &entry.schedule;
+    fn evaluate_one(&self, mut row: ScheduleRow) -> Result<Option<DateTime<Utc>>> {
         loop {
-            let now = self.now();
-            let Some(row) = self.row(name)? else { return Ok(None) };
-            // Another program has registered the name with another calendar since: the newest definition counts.
-            if row.calendar != calendar.to_string() || row.zone != zone.to_string() {
-                return Ok(None);
-            }
-            if let Some(later) = row.try_at.map(instant).filter(|&at| at > now) {
+            let name = row.name.clone();
+            if let Some(later) = row.try_at.map(instant).filter(|&at| at > self.now()) {
                 return Ok(Some(later));
             }
-            let Ok(mark) = row.mark.parse::<Mark>() else {
-                self.note_failure(&row, &format!("its mark `{}` is unreadable", row.mark))?;
-                continue;
-            };
-            let Some(due) = calendar.due_oldest_first(zone, mark, now).next() else {
-                return Ok(calendar.next(zone, now).map(|due| due.at));
-            };
-            if let Err(text) = self.make(entry, &row, due)? {
-                self.note_failure(&row, &text)?;
+            let Some(mine) = self.mine(row)? else { return Ok(None) };
+            if let Step::Until(at) = self.step(&mine)? {
+                return Ok(at);
             }
+            let Some(fresh) = self.store.schedule_row(&name)? else { return Ok(None) };
+            row = fresh;
         }
     }
 
-    fn row(&self, name: &str) -> Result<Option<ScheduleRow>> {
-        self.store.read("reading a schedule", |tx| {
-            tx.prepare_cached(sql::SCHEDULE_BY_NAME)?.query_row([name], read_schedule).optional()
+    /// The row as one that can be evaluated here. One that cannot be understood is noted as broken, if it would be ours.
+    fn mine(&self, row: ScheduleRow) -> Result<Option<Mine>> {
+        if let Some(kind) = row.kind.clone() {
+            let Some(&shape) = self.kinds.get(&kind) else { return Ok(None) };
+            let schedule = match row.definition() {
+                Ok(schedule) => schedule,
+                Err(text) => return self.note_failure(&row, &text).map(|()| None),
+            };
+            let (payload, template) = (row.payload.clone().unwrap_or_default(), row.key_template.clone());
+            let map = move |occurrence: &Occurrence, limit: usize| {
+                Ok(vec![kept::job(occurrence, &kind, shape, &payload, template.as_deref(), limit)?])
+            };
+            return Ok(Some(Mine { row, schedule, map: Arc::new(map) }));
+        }
+        let entry = self.entries.iter().find(|entry| row.name == entry.schedule.name && row.is(&entry.schedule));
+        let Some(entry) = entry else { return Ok(None) };
+        let calendar = entry.schedule.calendar.clone().anchored(instant(row.anchor));
+        let schedule = Schedule { calendar, ..entry.schedule.clone() };
+        Ok(Some(Mine { row, schedule, map: Arc::clone(&entry.map) }))
+    }
+
+    fn step(&self, mine: &Mine) -> Result<Step> {
+        if self.carry_out_asked(mine)? {
+            return Ok(Step::Again);
+        }
+        if mine.row.paused_at.is_some() {
+            return Ok(Step::Until(None));
+        }
+        let now = self.now();
+        let state = match mine.row.state(self.behind_for(mine.row.id)) {
+            Ok(state) => state,
+            Err(text) => return self.broken(mine, &text),
+        };
+        let Schedule { calendar, zone, policy, .. } = &mine.schedule;
+        let plan = plan(calendar, zone, &state, now, policy);
+        self.note_clock(mine, plan.clock);
+        let from = (mine.row.mark.clone(), mine.row.high.clone());
+        let moves = |run: Option<&Run>| {
+            let mark =
+                if plan.clock == Clock::Steady { run.map_or(plan.mark, |run| run.due.mark()) } else { plan.mark };
+            Move { from: from.clone(), to: texts(mark, plan.high) }
+        };
+        let Some(run) = self.next_run(mine, &plan)? else {
+            let to = moves(None);
+            if to.from == to.to && plan.missed.is_empty() {
+                return Ok(Step::Until(calendar.next(zone, now).map(|due| due.at)));
+            }
+            let gaps: Vec<_> = plan.missed.iter().map(Gap::of).collect();
+            return self.pass_over(mine, to, gaps);
+        };
+        let earlier = |missed: &&crate::calendar::Missed| missed.to.mark() < run.due.mark();
+        let gaps: Vec<_> = plan.missed.iter().filter(earlier).map(Gap::of).collect();
+        self.run(mine, &plan, run, moves(Some(&run)), gaps)
+    }
+
+    /// The first planned run that has not been made. Where the time has been here before, some have.
+    fn next_run(&self, mine: &Mine, plan: &Plan) -> Result<Option<Run>> {
+        for run in &plan.runs {
+            let seen = plan.clock != Clock::Steady && self.exists(mine, &run.due.occurrence())?;
+            if !seen {
+                return Ok(Some(*run));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn exists(&self, mine: &Mine, occurrence: &str) -> Result<bool> {
+        self.store.read("looking for an occurrence", |tx| {
+            tx.prepare_cached(sql::HAS_OCCURRENCE)?.exists(params![mine.row.id, occurrence])
         })
     }
 
-    /// Makes one occurrence. The inner error is of the mapping function: the mark stays.
-    fn make(&self, entry: &Entry, row: &ScheduleRow, due: Due) -> Result<std::result::Result<(), String>> {
-        let occurrence = Occurrence { schedule: row.name.clone(), zone: entry.schedule.zone, due };
+    /// Makes a run, or leaves it for the last one to finish.
+    fn run(&self, mine: &Mine, plan: &Plan, mut run: Run, to: Move, mut gaps: Vec<Gap>) -> Result<Step> {
+        let each = matches!(mine.schedule.policy.catch_up, CatchUp::Each { .. }) && run.late;
+        let mut to = to;
+        if (each || mine.schedule.overlap != Overlap::Allow) && self.is_unfinished(mine)? {
+            if each || mine.schedule.overlap == Overlap::QueueOne {
+                self.waits.store(true, Ordering::Release);
+                return Ok(Step::Until(None));
+            }
+            gaps.push(Gap::one(run.due.occurrence(), "overlap"));
+            return self.pass_over(mine, to, gaps);
+        }
+        if !each && mine.schedule.overlap == Overlap::QueueOne && plan.clock == Clock::Steady {
+            // What came while the last one ran: the newest has waited, the others are recorded.
+            let first = run.due.mark();
+            for newer in plan.runs.iter().copied().skip_while(|other| other.due.mark() <= first) {
+                gaps.push(Gap::one(std::mem::replace(&mut run, newer).due.occurrence(), "overlap"));
+                to.to.0 = run.due.mark().to_string();
+            }
+        }
+        self.make(mine, run, run.due.occurrence(), "due", Some(to), gaps)
+    }
+
+    fn is_unfinished(&self, mine: &Mine) -> Result<bool> {
+        let Some(last) = &mine.row.last_run else { return Ok(false) };
+        self.store.read("looking at the last run", |tx| {
+            tx.prepare_cached(sql::IS_UNFINISHED)?.query_row(params![mine.row.id, last], |row| row.get(0))
+        })
+    }
+
+    fn pass_over(&self, mine: &Mine, to: Move, gaps: Vec<Gap>) -> Result<Step> {
+        let id = mine.row.id;
+        self.store.inner.pen.write(MAKE, ATOMIC, move |group| Ok(pass_over(group, id, &to, &gaps)?))?;
+        Ok(Step::Again)
+    }
+
+    /// Maps one occurrence and writes it. If the mapping fails, the mark stays.
+    fn make(
+        &self,
+        mine: &Mine,
+        run: Run,
+        id: String,
+        cause: &'static str,
+        mark: Option<Move>,
+        missed: Vec<Gap>,
+    ) -> Result<Step> {
+        let occurrence = Occurrence { schedule: mine.row.name.clone(), zone: mine.schedule.zone, run, id: id.clone() };
         let limit = self.store.inner.payload_limit;
-        let jobs = match catch_unwind(AssertUnwindSafe(|| (entry.map)(&occurrence, limit))) {
-            Ok(Ok(jobs)) => Arc::new(jobs),
-            Ok(Err(error)) => return Ok(Err(text_of(&error))),
-            Err(panic) => return Ok(Err(format!("its mapping function panicked: {}", panic_text(&*panic)))),
+        let jobs = match catch_unwind(AssertUnwindSafe(|| (mine.map)(&occurrence, limit))) {
+            Ok(Ok(jobs)) => jobs,
+            Ok(Err(error)) => return self.broken(mine, &text_of(&error)),
+            Err(panic) => {
+                return self.broken(mine, &format!("its mapping function panicked: {}", panic_text(&*panic)));
+            }
         };
+        let due_at = run.due.at.timestamp_millis();
+        let making = Making { schedule: mine.row.id, id, due_at, cause, jobs: Arc::new(jobs), missed, mark };
+        self.write(making)?;
+        Ok(Step::Again)
+    }
+
+    fn write(&self, making: Making) -> Result<()> {
         let mut compared = Compared::new();
         loop {
-            let (id, mark, jobs, known) = (row.id, row.mark.clone(), Arc::clone(&jobs), std::mem::take(&mut compared));
+            let (these, known) = (making.clone(), std::mem::take(&mut compared));
             let (made, known) = self.store.inner.pen.write(MAKE, ATOMIC, move |group| {
-                let made = write_occurrence(group, id, &mark, due, &jobs, &known)?;
+                let made = make(group, &these, &known)?;
                 group.undo = matches!(made, Made::MustCompare(_));
                 Ok((made, known))
             })?;
             compared = known;
             match made {
                 Made::MustCompare(questions) => compare(questions, &mut compared),
-                Made::Now | Made::ByOthers => return Ok(Ok(())),
+                Made::Now | Made::Before | Made::ByOthers => return Ok(()),
             }
         }
+    }
+
+    /// Makes an occurrence that a person asked for, whatever the mark.
+    pub(super) fn make_asked(
+        &self,
+        mine: &Mine,
+        due: crate::calendar::Due,
+        id: String,
+        cause: &'static str,
+    ) -> Result<std::result::Result<(), ()>> {
+        let lateness = (self.now() - due.at).to_std().unwrap_or_default();
+        let run = Run { due, lateness, late: false, missed_count: Count::default(), missed_since: None };
+        match self.make(mine, run, id, cause, None, Vec::new())? {
+            Step::Again => Ok(Ok(())),
+            Step::Until(_) => Ok(Err(())),
+        }
+    }
+
+    fn broken(&self, mine: &Mine, text: &str) -> Result<Step> {
+        self.note_failure(&mine.row, text)?;
+        Ok(Step::Until(Some(self.now() + chrono::TimeDelta::seconds(1))))
     }
 
     /// The mark stays; the schedule is tried again with backoff, and the others go on.
@@ -181,59 +336,22 @@ impl Planner {
             Ok(())
         })
     }
-}
 
-fn register(group: &mut Group<'_>, schedules: &[Schedule]) -> OpResult<()> {
-    for schedule in schedules {
-        let mark = schedule.calendar.mark_at(&schedule.zone, instant(group.now)).to_string();
-        let (calendar, zone) = (schedule.calendar.to_string(), schedule.zone.to_string());
-        group.statement(sql::REGISTER_SCHEDULE)?.execute(params![schedule.name, calendar, zone, mark])?;
+    fn behind_for(&self, schedule: i64) -> Duration {
+        let now = self.store.inner.clock.monotonic();
+        let behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+        behind.get(&schedule).map_or(Duration::ZERO, |&since| now.saturating_sub(since))
     }
-    Ok(())
-}
 
-fn write_occurrence(
-    group: &mut Group<'_>,
-    schedule: i64,
-    mark: &str,
-    due: Due,
-    jobs: &[NewJob],
-    compared: &Compared,
-) -> OpResult<Made> {
-    let moved = group.statement(sql::MOVE_MARK)?.execute(params![schedule, mark, due.mark().to_string()])?;
-    if moved == 0 {
-        return Ok(Made::ByOthers);
-    }
-    let id = due.occurrence();
-    let count = i64::try_from(jobs.len()).unwrap_or(i64::MAX);
-    let made = group.statement(sql::MAKE_OCCURRENCE)?.execute(params![
-        schedule,
-        id,
-        due.at.timestamp_millis(),
-        group.now,
-        count
-    ])?;
-    if made == 0 {
-        // It was made before, under a mark that has since been set back.
-        return Ok(Made::Now);
-    }
-    let (mut questions, mut conflicts) = (Vec::new(), Vec::new());
-    for job in jobs {
-        match store(group, job, compared, false) {
-            Ok(Stored::Answered(_)) => {}
-            Ok(Stored::MustCompare(question)) => questions.push(question),
-            // Other content under a known key does not hold up the schedule; it needs a person.
-            Err(OpError::Refused(Error::KeyReused { kind, key, .. })) => conflicts.push(format!("{kind} {key}")),
-            Err(error) => return Err(error),
+    fn note_clock(&self, mine: &Mine, clock: Clock) {
+        let now = self.store.inner.clock.monotonic();
+        let mut behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+        if clock != Clock::Behind {
+            behind.remove(&mine.row.id);
+        } else if let hash_map::Entry::Vacant(first) = behind.entry(mine.row.id) {
+            first.insert(now);
+            let (schedule, mark) = (&mine.row.name, &mine.row.mark);
+            tracing::warn!(schedule, mark, "the clock went back; nothing is caught up until it reaches the mark again");
         }
     }
-    if !questions.is_empty() {
-        return Ok(Made::MustCompare(questions));
-    }
-    if !conflicts.is_empty() {
-        let text = serde_json::to_string(&conflicts).unwrap_or_default();
-        group.statement(sql::NOTE_CONFLICTS)?.execute(params![schedule, id, text])?;
-        tracing::warn!(schedule, occurrence = id, conflicts = text, "an occurrence met keys with other content");
-    }
-    Ok(Made::Now)
 }
