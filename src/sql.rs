@@ -197,10 +197,14 @@ pub(crate) const COUNTS: &str = "SELECT kind, state, n FROM main.birkez_count WH
 
 // ---- schedules
 
-/// A row that begins now, if there is none.
+/// A row that begins now, if there is none. Its number was never another's: what a removed schedule has made stays.
 pub(crate) const INSERT_SCHEDULE: &str = "
-INSERT INTO main.birkez_schedule (name, calendar, zone, born, mark, anchor) VALUES (?1, ?2, ?3, ?4, ?4, ?5)
-ON CONFLICT (name) DO NOTHING";
+INSERT INTO main.birkez_schedule (id, name, calendar, zone, born, mark, anchor)
+SELECT 1 + max((SELECT coalesce(max(id), 0) FROM main.birkez_schedule),
+               (SELECT coalesce(max(schedule), 0) FROM main.birkez_occurrence),
+               (SELECT coalesce(max(schedule), 0) FROM main.birkez_missed),
+               (SELECT coalesce(max(schedule), 0) FROM main.birkez_request)), ?1, ?2, ?3, ?4, ?4, ?5
+WHERE true ON CONFLICT (name) DO NOTHING";
 
 /// The newest definition wins at once. The mark is kept, but a calendar that has changed does not fire for the past.
 pub(crate) const SET_SCHEDULE: &str = "
@@ -245,6 +249,9 @@ INSERT INTO main.birkez_occurrence (schedule, occurrence, due_at, made_at, jobs,
 ON CONFLICT (schedule, occurrence) DO NOTHING";
 
 pub(crate) const HAS_OCCURRENCE: &str = "SELECT 1 FROM main.birkez_occurrence WHERE schedule = ?1 AND occurrence = ?2";
+
+pub(crate) const HAS_SKIPPED: &str = "
+SELECT 1 FROM main.birkez_missed WHERE schedule = ?1 AND first = ?2 AND reason = 'overlap'";
 
 pub(crate) const LINK_JOB: &str = "
 INSERT INTO main.birkez_occurrence_job (schedule, occurrence, job_id) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";

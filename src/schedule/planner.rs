@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use rusqlite::params;
 
 use super::kept;
@@ -31,6 +31,9 @@ const ATOMIC: Mode = Mode { atomic: true, synced: false, follows: false };
 const LONGEST: Duration = Duration::from_secs(60);
 /// How often a run that waits for the last one looks whether that is finished, if nothing tells it.
 const UNFINISHED: Duration = Duration::from_secs(1);
+
+/// No failed mapping waits longer. A later time was noted by a clock that has been set back since.
+const LONGEST_BACKOFF: TimeDelta = TimeDelta::minutes(75);
 
 type Map = dyn Fn(&Occurrence, usize) -> anyhow::Result<Vec<NewJob>> + Send + Sync;
 
@@ -138,7 +141,8 @@ impl Planner {
     fn evaluate_one(&self, mut row: ScheduleRow) -> Result<Option<DateTime<Utc>>> {
         loop {
             let name = row.name.clone();
-            if let Some(later) = row.try_at.map(instant).filter(|&at| at > self.now()) {
+            let now = self.now();
+            if let Some(later) = row.try_at.map(instant).filter(|&at| at > now && at - now <= LONGEST_BACKOFF) {
                 return Ok(Some(later));
             }
             let Some(mine) = self.mine(row)? else { return Ok(None) };
@@ -188,27 +192,35 @@ impl Planner {
         self.note_clock(mine, plan.clock);
         let from = (mine.row.mark.clone(), mine.row.high.clone());
         let moves = |run: Option<&Run>| {
-            let mark =
-                if plan.clock == Clock::Steady { run.map_or(plan.mark, |run| run.due.mark()) } else { plan.mark };
-            Move { from: from.clone(), to: texts(mark, plan.high) }
+            let to = match run {
+                Some(run) if plan.clock == Clock::Steady => texts(run.due.mark(), plan.high),
+                // A clock that is behind moves the marks after the last of its runs: what is below them is not looked for.
+                Some(_) => from.clone(),
+                None => texts(plan.mark, plan.high),
+            };
+            Move { from: from.clone(), to }
         };
+        // Everything up to a high mark was dealt with before, and recorded then.
+        let missed = if plan.high.is_some() { &[][..] } else { &plan.missed[..] };
         let Some(run) = self.next_run(mine, &plan)? else {
             let to = moves(None);
-            if to.from == to.to && plan.missed.is_empty() {
+            if to.from == to.to && missed.is_empty() {
                 return Ok(Step::Until(calendar.next(zone, now).map(|due| due.at)));
             }
-            let gaps: Vec<_> = plan.missed.iter().map(Gap::of).collect();
+            let gaps: Vec<_> = missed.iter().map(Gap::of).collect();
             return self.pass_over(mine, to, gaps);
         };
         let earlier = |missed: &&crate::calendar::Missed| missed.to.mark() < run.due.mark();
-        let gaps: Vec<_> = plan.missed.iter().filter(earlier).map(Gap::of).collect();
+        let gaps: Vec<_> = missed.iter().filter(earlier).map(Gap::of).collect();
         self.run(mine, &plan, run, moves(Some(&run)), gaps)
     }
 
-    /// The first planned run that has not been made. Where the time has been here before, some have.
+    /// The first planned run that has not been made. Where the time has been here before, some have, or were skipped.
     fn next_run(&self, mine: &Mine, plan: &Plan) -> Result<Option<Run>> {
+        let again = plan.clock != Clock::Steady || plan.high.is_some();
         for run in &plan.runs {
-            let seen = plan.clock != Clock::Steady && self.exists(mine, &run.due.occurrence())?;
+            let id = run.due.occurrence();
+            let seen = again && (self.exists(mine, &id)? || self.was_skipped(mine, &id)?);
             if !seen {
                 return Ok(Some(*run));
             }
@@ -219,6 +231,13 @@ impl Planner {
     pub(super) fn exists(&self, mine: &Mine, occurrence: &str) -> Result<bool> {
         self.store.read("looking for an occurrence", |tx| {
             tx.prepare_cached(sql::HAS_OCCURRENCE)?.exists(params![mine.row.id, occurrence])
+        })
+    }
+
+    /// Whether it did not run for overlap. The mark tells of that only where the clock is not behind it.
+    fn was_skipped(&self, mine: &Mine, occurrence: &str) -> Result<bool> {
+        self.store.read("looking for a skipped occurrence", |tx| {
+            tx.prepare_cached(sql::HAS_SKIPPED)?.exists(params![mine.row.id, occurrence])
         })
     }
 
@@ -318,7 +337,7 @@ impl Planner {
 
     fn broken(&self, mine: &Mine, text: &str) -> Result<Step> {
         self.note_failure(&mine.row, text)?;
-        Ok(Step::Until(Some(self.now() + chrono::TimeDelta::seconds(1))))
+        Ok(Step::Until(Some(self.now() + TimeDelta::seconds(1))))
     }
 
     /// The mark stays; the schedule is tried again with backoff, and the others go on.

@@ -165,11 +165,17 @@ pub(super) fn make(group: &mut Group<'_>, making: &Making, compared: &Compared) 
 
 /// Moves the mark past occurrences that do not run. False if another process has moved it.
 pub(super) fn pass_over(group: &mut Group<'_>, schedule: i64, to: &Move, missed: &[Gap]) -> rusqlite::Result<bool> {
-    let moved = move_mark(group, schedule, Some(to), None)?;
-    if moved {
-        record(group, schedule, missed)?;
+    if !move_mark(group, schedule, Some(to), None)? {
+        return Ok(false);
     }
-    Ok(moved)
+    for gap in missed {
+        // A mark that stays does not tell that another process was here.
+        let known = to.from == to.to && group.statement(sql::HAS_SKIPPED)?.exists(params![schedule, gap.first])?;
+        if !known {
+            record(group, schedule, std::slice::from_ref(gap))?;
+        }
+    }
+    Ok(true)
 }
 
 fn move_mark(

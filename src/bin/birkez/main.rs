@@ -27,11 +27,19 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+            let code = if error.use_stderr() { USAGE } else { 0 };
+            let _ = printable(error).print();
+            return ExitCode::from(code);
         }
     };
     match args.verb {
         Verb::Next(next) => next.run(),
     }
+}
+
+/// The same error about the same arguments with their control characters escaped: what it quotes goes to a terminal.
+fn printable(error: clap::Error) -> clap::Error {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let escaped = std::env::args_os().map(|arg| arg.to_string_lossy().chars().map(escape).collect::<String>());
+    Args::try_parse_from(escaped).err().unwrap_or(error)
 }

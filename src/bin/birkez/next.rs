@@ -1,5 +1,6 @@
 //! `birkez next`: the next occurrences of a cron line, without any database.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -46,13 +47,13 @@ impl Next {
         match self.show() {
             Ok(()) => ExitCode::SUCCESS,
             Err(Failure::Usage(text)) => {
-                eprintln!("birkez next: {text}");
+                say(text);
                 ExitCode::from(USAGE)
             }
             // Whoever reads has had enough, such as `head`.
             Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
             Err(Failure::Output(error)) => {
-                eprintln!("birkez next: writing the result: {error}");
+                say(format_args!("writing the result: {error}"));
                 ExitCode::FAILURE
             }
         }
@@ -66,7 +67,7 @@ impl Next {
         let calendar = Calendar::cron_with(&self.expr, short).map_err(|error| Failure::Usage(error.to_string()))?;
         let zone = Zone::parse(&self.zone).map_err(|error| Failure::Usage(error.to_string()))?;
         for warning in calendar.warnings() {
-            eprintln!("birkez next: warning: {warning}");
+            say(format_args!("warning: {warning}"));
         }
         let mut out = io::stdout().lock();
         for due in calendar.upcoming(&zone, self.after()?).take(self.count) {
@@ -78,7 +79,8 @@ impl Next {
     fn after(&self) -> Result<DateTime<Utc>, Failure> {
         let Some(text) = &self.after else { return Ok(Utc::now()) };
         let parsed = DateTime::parse_from_rfc3339(text).map(|at| at.with_timezone(&Utc));
-        parsed.map_err(|error| Failure::Usage(format!("--after `{}`: {error}", text.escape_debug())))
+        let shown: String = text.chars().take(40).flat_map(char::escape_default).collect();
+        parsed.map_err(|error| Failure::Usage(format!("--after \"{shown}\": {error}")))
     }
 
     fn line(&self, due: &Due, wall: bool) -> String {
@@ -92,6 +94,11 @@ impl Next {
             (false, _) => at,
         }
     }
+}
+
+/// A line on stderr. Nobody has to be there to read it.
+fn say(text: impl Display) {
+    let _ = writeln!(io::stderr(), "birkez next: {text}");
 }
 
 enum Failure {
