@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ const STALE: Duration = Duration::from_secs(1);
 pub(super) struct Buffer {
     state: Mutex<State>,
     signal: Condvar,
+    /// Claims that are in somebody's hands: being stored, run, or given back.
+    out: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -53,12 +56,31 @@ impl Ord for Waiting {
 }
 
 impl Buffer {
+    /// So many claims are being stored.
+    pub(super) fn take_up(&self, claims: usize) {
+        self.out.fetch_add(claims, Ordering::SeqCst);
+    }
+
+    /// So many claims are in nobody's hands any more: their endings are on the way to the file, or they never got there.
+    pub(super) fn lay_down(&self, claims: usize) {
+        self.out.fetch_sub(claims, Ordering::SeqCst);
+    }
+
+    /// Whether no claim lies here or is in somebody's hands: from before its commit until its ending is on the way to the
+    /// file, every claim is the one or the other.
+    pub(super) fn has_none_left(&self) -> bool {
+        let state = self.lock();
+        state.waiting.is_empty() && self.out.load(Ordering::SeqCst) == 0
+    }
+
+    /// Lays in what was taken up and is stored now.
     pub(super) fn put(&self, claims: Vec<Claim>, now: Duration) {
         if claims.is_empty() {
             return;
         }
         let many = claims.len() > 1;
         let mut state = self.lock();
+        self.lay_down(claims.len());
         for claim in claims {
             let order = (claim.priority, Reverse(claim.run_at), Reverse(claim.id));
             state.waiting.push(Waiting { order, since: now, claim });
@@ -76,7 +98,10 @@ impl Buffer {
                 return None;
             }
             let wait = match take_best(&mut state, trial, clock.monotonic()) {
-                Ok(claim) => return Some(claim),
+                Ok(claim) => {
+                    self.take_up(1);
+                    return Some(claim);
+                }
                 Err(wait) => wait,
             };
             state.idle += 1;
@@ -97,7 +122,8 @@ impl Buffer {
 
     /// Takes the best job that may start now, without waiting.
     pub(super) fn try_take(&self, trial: &Trial, now: Duration) -> Result<Claim, Option<Duration>> {
-        take_best(&mut self.lock(), trial, now)
+        let mut state = self.lock();
+        take_best(&mut state, trial, now).inspect(|_| self.take_up(1))
     }
 
     /// One worker without a thread: whoever calls [`try_take`](Buffer::try_take).
@@ -135,6 +161,7 @@ impl Buffer {
         let (stale, fresh): (Vec<_>, Vec<_>) =
             state.waiting.drain().partition(|waiting| now.saturating_sub(waiting.since) >= STALE);
         state.waiting = fresh.into();
+        self.take_up(stale.len());
         stale.into_iter().map(|waiting| waiting.claim).collect()
     }
 
@@ -142,7 +169,8 @@ impl Buffer {
     pub(super) fn empty(&self, close: bool) -> Vec<Claim> {
         let mut state = self.lock();
         state.closed |= close;
-        let all = state.waiting.drain().map(|waiting| waiting.claim).collect();
+        let all: Vec<_> = state.waiting.drain().map(|waiting| waiting.claim).collect();
+        self.take_up(all.len());
         drop(state);
         self.signal.notify_all();
         all

@@ -124,7 +124,7 @@ impl Crew {
     }
 
     pub(super) fn stage(&self) -> Stage {
-        match self.stage.load(Ordering::Acquire) {
+        match self.stage.load(Ordering::SeqCst) {
             0 => Stage::Working,
             1 => Stage::Stopping,
             _ => Stage::Ended,
@@ -132,7 +132,7 @@ impl Crew {
     }
 
     pub(super) fn set_stage(&self, stage: Stage) {
-        self.stage.fetch_max(stage as u8, Ordering::AcqRel);
+        self.stage.fetch_max(stage as u8, Ordering::SeqCst);
         self.bell.ring();
         self.calendar_bell.ring();
     }
@@ -218,6 +218,7 @@ impl Crew {
         self.unwritten.fetch_add(1, Ordering::AcqRel);
         let unwritten = Some(Arc::clone(&self.unwritten));
         self.inner().endings.push(Ending { claim, ended, policy, told: None, unwritten });
+        self.buffer.lay_down(1);
         self.bell.ring();
     }
 
@@ -253,6 +254,10 @@ impl Crew {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner).measure(&claim.kind, took);
         if flags.settled.load(Ordering::Acquire) {
             self.end_trial(&claim);
+            if waited_for {
+                self.buffer.lay_down(1);
+                self.ring_if_stopping();
+            }
             if let Ended::Failed { text, .. } | Ended::Panicked { text } = &ended {
                 tracing::warn!(job = claim.id, text, "a handler failed after its commit; the job is done all the same");
             }
@@ -263,6 +268,13 @@ impl Crew {
             self.look();
         }
         waited_for
+    }
+
+    /// The keeper waits for the last claim to be laid down.
+    fn ring_if_stopping(&self) {
+        if self.stage() != Stage::Working {
+            self.bell.ring();
+        }
     }
 
     fn round(&self) -> MutexGuard<'_, Round> {
@@ -315,13 +327,8 @@ impl Crew {
         Ok(round.claimed.len() >= idle)
     }
 
-    fn policy(&self, kind: &str) -> RetryPolicy {
-        self.handlers.of(kind).map(|handler| handler.policy.clone()).unwrap_or_default()
-    }
-}
-
-impl Rider for Crew {
-    fn close(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
+    /// This crew's part in a transaction: what has come due, and what it claims.
+    fn close_round(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
         let mut round = self.round();
         round.claimed.clear();
         round.left = self.is_hungry() || group.claimable;
@@ -343,10 +350,25 @@ impl Rider for Crew {
                 round.claimed.clear();
             }
         }
+        self.buffer.take_up(round.claimed.len());
         if round.whole {
             round.due = next_due(group)?.unwrap_or(NEVER);
         }
         Ok(())
+    }
+
+    fn policy(&self, kind: &str) -> RetryPolicy {
+        self.handlers.of(kind).map(|handler| handler.policy.clone()).unwrap_or_default()
+    }
+}
+
+impl Rider for Crew {
+    fn close(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
+        // From before it is asked whether this crew stops: who stops it then waits for what is claimed here.
+        self.buffer.take_up(1);
+        let closed = self.close_round(group);
+        self.buffer.lay_down(1);
+        closed
     }
 
     fn committed(&self, outcome: Result<(), &StorageFault>) {
@@ -355,6 +377,7 @@ impl Rider for Crew {
         let claimed = std::mem::take(&mut round.claimed);
         if outcome.is_err() {
             // A claim that was not stored is not handed out.
+            self.buffer.lay_down(claimed.len());
             claimed.iter().filter(|claim| claim.suspect).for_each(|claim| self.inner().trial.end(claim.id));
             self.look.fetch_or(whole, Ordering::AcqRel);
             return;
@@ -375,6 +398,7 @@ impl Rider for Crew {
         }
         drop(round);
         self.buffer.put(claimed, self.now());
+        self.ring_if_stopping();
     }
 }
 

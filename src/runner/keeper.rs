@@ -144,6 +144,7 @@ impl Keeper {
             return;
         }
         for claim in self.crew.buffer.empty(false) {
+            self.crew.buffer.lay_down(1);
             self.crew.inner().trial.end(claim.id);
         }
         match self.crew.inner().owner() {

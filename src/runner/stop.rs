@@ -62,7 +62,7 @@ impl Stop {
             }
             state = self.lock();
         }
-        let written = crew.attempts.running() == 0 && crew.is_written();
+        let written = crew.buffer.has_none_left() && crew.is_written();
         let given_up = state.interrupted && now >= until + AFTER_GRACE || state.why.is_some();
         if !written && !given_up {
             return false;

@@ -26,6 +26,7 @@ pub(super) fn spawn(crew: &Arc<Crew>) -> Result<JoinHandle<()>> {
         CREW.set(Arc::as_ptr(&crew).addr());
         while let Some(claim) = crew.buffer.take(&crew.inner().trial, &*crew.inner().clock, || crew.out_of_work()) {
             if !may_start(&crew, &claim) {
+                crew.buffer.lay_down(1);
                 continue;
             }
             if !run(&crew, Arc::new(claim)) {
