@@ -308,3 +308,6 @@ pub(crate) const OCCURRENCES: &str = "
 SELECT made.occurrence, made.due_at, made.made_at, made.jobs, made.conflicts, made.cause
 FROM main.birkez_occurrence AS made JOIN main.birkez_schedule AS schedule ON schedule.id = made.schedule
 WHERE schedule.name = ?1 ORDER BY made.occurrence DESC LIMIT ?2";
+
+#[cfg(test)]
+mod tests;
