@@ -226,6 +226,12 @@ UPDATE main.birkez_schedule SET orphaned_at = ?3
 WHERE kind IS NULL AND program = ?1 AND registered_by <> ?2 AND orphaned_at IS NULL
   AND NOT EXISTS (SELECT 1 FROM main.birkez_runner WHERE id = birkez_schedule.registered_by AND ended_at IS NULL)";
 
+pub(crate) const HAS_ORPHANS: &str = "
+SELECT EXISTS (SELECT 1 FROM main.birkez_schedule
+               WHERE kind IS NULL AND program = ?1 AND registered_by <> ?2 AND orphaned_at IS NULL
+                 AND NOT EXISTS (SELECT 1 FROM main.birkez_runner
+                                 WHERE id = birkez_schedule.registered_by AND ended_at IS NULL))";
+
 pub(crate) const SCHEDULES: &str = "SELECT * FROM main.birkez_schedule ORDER BY name";
 
 pub(crate) const SCHEDULE_BY_NAME: &str = "SELECT * FROM main.birkez_schedule WHERE name = ?1";

@@ -110,6 +110,15 @@ impl Planner {
         Ok(planner)
     }
 
+    /// Whether this program no longer registers what an earlier process of it did. A runner without schedules writes
+    /// nothing at its start otherwise.
+    fn leaves_orphans(&self, owner: i64) -> Result<bool> {
+        self.store.read("looking for orphaned schedules", |tx| {
+            let ask = params![program_name(), owner];
+            tx.prepare_cached(sql::HAS_ORPHANS)?.query_row(ask, |row| row.get(0))
+        })
+    }
+
     /// True while a run waits for the last one to finish.
     pub(crate) fn waits(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.waits)
