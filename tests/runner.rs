@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use birkez::testing::TempStore;
 use birkez::{Class, Context, Error, Job, JobInfo, RetryPolicy, Runner, State, Store};
-use common::{ask, run_sql, wait_until, wait_within};
+use common::{Child, ask, given, run_sql, tell, wait_until, wait_within};
 use serde::{Deserialize, Serialize};
 
 /// How the handler of [`Work`] ends.
@@ -260,6 +260,37 @@ fn a_kind_in_which_as_many_threads_hang_as_there_are_workers_is_closed_until_the
         wait_until("what hung is done", || find(&store, "hang", &format!("hang-{n}")).state == State::Done);
     }
     assert_eq!(hanging.refused.load(Ordering::SeqCst), 2, "late results are refused");
+}
+
+#[test]
+fn a_job_is_not_retried_beside_an_attempt_of_it_that_still_runs_but_in_another_process() {
+    let (folder, store) = folder();
+    let hanging = Hanging::default();
+    let runner = start_hanging(&store, 2, &hanging);
+    let _ = store.enqueue(&Hang { n: 1 }).unwrap();
+    wait_until("it is given up", || runner.given_up() == 1);
+    // It is due before this one, and a worker is free.
+    let _ = store.enqueue(&Hang { n: 2 }).unwrap();
+    wait_until("the kind is open", || find(&store, "hang", "hang-2").state == State::Running);
+    let job = find(&store, "hang", "hang-1");
+    assert_eq!((job.state, job.attempts, hanging.starts()), (State::Waiting, 1, 2));
+
+    let mut other = Child::start("elsewhere", &[("DB", folder.path())]);
+    other.expect("ready");
+    wait_until("it is done elsewhere", || find(&store, "hang", "hang-1").state == State::Done);
+    hanging.release.store(true, Ordering::SeqCst);
+    wait_until("the thread comes back", || hanging.refused.load(Ordering::SeqCst) > 0);
+    assert_eq!(ask::<u32>(folder.path(), "SELECT count(*) FROM effect WHERE key = 'hang-1'"), 1);
+}
+
+#[test]
+fn child_role() {
+    let Some(role) = common::role() else { return };
+    assert_eq!(role, "elsewhere");
+    let store = Store::open(given("DB")).unwrap();
+    let _runner = Runner::builder(&store).workers(1).handle(|_: Hang, cx: &Context| insert(cx)).start().unwrap();
+    tell("ready");
+    common::await_go();
 }
 
 #[test]
