@@ -102,11 +102,10 @@ impl Planner {
         let planner = Planner { store, entries, kinds, behind: Mutex::default(), waits: Arc::default() };
         let schedules: Vec<_> = planner.entries.iter().map(|entry| entry.schedule.clone()).collect();
         let owner = planner.store.inner.owner()?.id;
-        planner
-            .store
-            .inner
-            .pen
-            .write(REGISTER, ATOMIC, move |group| register(group, &schedules, &program_name(), owner))?;
+        if !schedules.is_empty() || planner.leaves_orphans(owner)? {
+            let pen = &planner.store.inner.pen;
+            pen.write(REGISTER, ATOMIC, move |group| register(group, &schedules, &program_name(), owner))?;
+        }
         Ok(planner)
     }
 
