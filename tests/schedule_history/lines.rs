@@ -1,4 +1,4 @@
-//! What the schedules of a history should make, worked out without the crate's calendar: dates are walked one by one, and
+//! Where a history takes place, and what its schedules should make, worked out without the crate's calendar: dates are walked one by one, and
 //! instants in steps of a quarter of an hour, which every zone of the history is offset by.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,6 +11,28 @@ use chrono_tz::Tz;
 
 const INSTANT: &str = "%Y-%m-%dT%H:%M:%SZ";
 const QUARTER: TimeDelta = TimeDelta::minutes(15);
+
+pub const ZONES: [Tz; 9] = [
+    Tz::Europe__Istanbul,
+    Tz::Europe__Berlin,
+    Tz::America__New_York,
+    Tz::America__Los_Angeles,
+    Tz::Pacific__Kiritimati,
+    Tz::Pacific__Pago_Pago,
+    Tz::Asia__Kathmandu,
+    Tz::Australia__Lord_Howe,
+    Tz::UTC,
+];
+
+/// Days around which a zone of the history changes its clocks.
+pub const CHANGES: [&str; 6] = [
+    "2026-03-08T00:00:00Z",
+    "2026-03-29T00:00:00Z",
+    "2026-04-05T00:00:00Z",
+    "2026-10-04T00:00:00Z",
+    "2026-10-25T00:00:00Z",
+    "2026-11-01T00:00:00Z",
+];
 
 /// A schedule of a history.
 pub struct Line {
