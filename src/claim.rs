@@ -96,8 +96,11 @@ fn take_suspect(
 ) -> rusqlite::Result<Option<Claim>> {
     let attempt = suspect.attempts.saturating_add(1);
     let on_crash = if policy(&suspect.kind).is_last(attempt) { DEAD } else { RUN_AGAIN };
-    group.statement(sql::CHARGE)?.execute(params![suspect.id, attempt])?;
-    take(group, owner, suspect, on_crash)
+    let taken = take(group, owner, suspect, on_crash)?;
+    if let Some(claim) = &taken {
+        group.statement(sql::CHARGE)?.execute(params![claim.id, attempt])?;
+    }
+    Ok(taken)
 }
 
 /// Claims one known job for a caller of `once`.

@@ -42,10 +42,7 @@ impl NewJob {
             source: source.into(),
         };
         let payload = serde_json::to_string(job).map_err(unreadable)?;
-        if payload.len() > payload_limit {
-            let (kind, size) = (J::KIND.to_owned(), payload.len());
-            return Err(Error::PayloadTooLarge { kind, key, size, limit: payload_limit });
-        }
+        check_size(J::KIND, &key, &payload, payload_limit)?;
         let fingerprint = match job.fingerprint() {
             Some(content) => Fingerprint::of(&content.to_string()).map_err(unreadable)?,
             None => Fingerprint::of(&payload).map_err(unreadable)?,
@@ -64,15 +61,11 @@ impl NewJob {
             recompute: recompute::<J>,
         })
     }
-}
 
-impl NewJob {
     /// A job whose type is not known here: its payload is JSON.
     pub(crate) fn raw(kind: &str, key: String, payload: &str, shape: u32, payload_limit: usize) -> Result<NewJob> {
+        check_size(kind, &key, payload, payload_limit)?;
         let kind = kind.to_owned();
-        if payload.len() > payload_limit {
-            return Err(Error::PayloadTooLarge { kind, key, size: payload.len(), limit: payload_limit });
-        }
         let fingerprint = Fingerprint::of(payload).map_err(|source| Error::PayloadInvalid {
             kind: kind.clone(),
             key: key.clone(),
@@ -92,6 +85,13 @@ impl NewJob {
             recompute: |_, payload| Fingerprint::of(payload).ok(),
         })
     }
+}
+
+fn check_size(kind: &str, key: &str, payload: &str, limit: usize) -> Result<()> {
+    if payload.len() <= limit {
+        return Ok(());
+    }
+    Err(Error::PayloadTooLarge { kind: kind.to_owned(), key: key.to_owned(), size: payload.len(), limit })
 }
 
 /// Decodes a stored payload, upgraded first where it has an older shape.

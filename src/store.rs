@@ -16,6 +16,7 @@ use rusqlite::params;
 pub use self::builder::StoreBuilder;
 pub use self::look::{Attempt, JobInfo};
 pub(crate) use self::once::ended_by;
+pub(crate) use self::write::Written;
 use crate::clock::Clock;
 use crate::connect::{Connector, within};
 use crate::endings::Endings;

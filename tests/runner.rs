@@ -272,6 +272,8 @@ fn a_job_is_not_retried_beside_an_attempt_of_it_that_still_runs_but_in_another_p
     // It is due before this one, and a worker is free.
     let _ = store.enqueue(&Hang { n: 2 }).unwrap();
     wait_until("the kind is open", || find(&store, "hang", "hang-2").state == State::Running);
+    // Its lease is there before its thread has taken it up.
+    wait_until("it has started", || hanging.starts() >= 2);
     let job = find(&store, "hang", "hang-1");
     assert_eq!((job.state, job.attempts, hanging.starts()), (State::Waiting, 1, 2));
 

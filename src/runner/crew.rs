@@ -167,7 +167,7 @@ impl Crew {
         (self.buffer.room(0) > 0 || self.fed.load(Ordering::Acquire) && self.buffer.len() < self.workers)
             && !self.inner().trial.is_on(self.now())
             && !self.owner().is_lost()
-            && !self.open_kinds().is_empty()
+            && self.closed_kinds().len() < self.names.len()
     }
 
     /// A worker has found nothing to take.
@@ -296,8 +296,9 @@ impl Crew {
         }
         // As many threads may hang as there are workers: kinds in which some do get no more than what is left.
         let tainted = self.attempts.given_up_kinds();
+        let is_tainted = |kind: &str| tainted.iter().any(|tainted| tainted == kind);
         let mut idle = self.buffer.room(group.freed);
-        if kinds.iter().any(|kind| tainted.contains(kind)) {
+        if kinds.iter().any(|kind| is_tainted(kind)) {
             idle = idle.min(self.room_for_hanging(&tainted));
         }
         // Who is in something long will not start what is claimed ahead.
@@ -312,8 +313,8 @@ impl Crew {
             kinds: &kinds,
             idle,
             ahead,
-            may_wait: &|kind| !tainted.iter().any(|tainted| tainted == kind) && budget.borrow_mut().spend(kind),
-            is_quick: &|kind| budget.borrow().is_quick(kind),
+            may_wait: &|kind| !is_tainted(kind) && budget.borrow_mut().spend(kind),
+            is_quick: &|kind| !is_tainted(kind) && budget.borrow().is_quick(kind),
             runs_here: &|job| self.attempts.runs_here(job),
         };
         if idle > 0

@@ -1,5 +1,6 @@
 //! The keeper: one thread per runner that writes what has ended, claims what comes next, and keeps the time.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -19,6 +20,8 @@ const ROUND: Act = Act { name: "writing a runner's jobs", instead: "nothing" };
 const LONGEST: Duration = Duration::from_secs(60);
 /// Wall and monotonic time that part by more than this tell of a sleep or a set clock, in milliseconds.
 const PARTING: i64 = 1_000;
+/// How often jobs are looked for that hung in this process and have come back.
+const RETURNED: Duration = Duration::from_millis(500);
 /// After a transaction that failed.
 const AFTER_FAULT: std::ops::RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_secs(2);
 pub(super) struct Keeper {
@@ -93,8 +96,9 @@ impl Keeper {
             return;
         }
         self.note_clocks(now);
-        if self.crew.due.load(std::sync::atomic::Ordering::Acquire) <= self.crew.inner().clock.wall() {
-            self.crew.due.store(NEVER, std::sync::atomic::Ordering::Release);
+        self.look_for_returned(now);
+        if self.crew.due.load(Ordering::Acquire) <= self.crew.inner().clock.wall() {
+            self.crew.due.store(NEVER, Ordering::Release);
             self.crew.look();
         }
         self.renew_owner();
@@ -119,9 +123,12 @@ impl Keeper {
                 self.crew.calendar_bell.ring();
             }
         }
-        // What was passed over because it runs here may have come back, in another runner of this process.
+    }
+
+    /// What was passed over because it runs here may have come back, in another runner of this process.
+    fn look_for_returned(&mut self, now: Duration) {
         if now >= self.hanging_at && hanging::any_of(self.crew.store.path()) {
-            self.hanging_at = now + Duration::from_millis(500);
+            self.hanging_at = now + RETURNED;
             self.crew.look();
         }
     }
@@ -191,7 +198,7 @@ impl Keeper {
     /// How long there is nothing to do, unless the bell rings.
     fn nap(&self) -> Duration {
         let now = self.crew.now();
-        let due = self.crew.due.load(std::sync::atomic::Ordering::Acquire);
+        let due = self.crew.due.load(Ordering::Acquire);
         let until_due = due.saturating_sub(self.crew.inner().clock.wall()).max(1);
         let mut nap = Duration::from_millis(u64::try_from(until_due).unwrap_or(1)).min(LONGEST);
         let others = [

@@ -11,10 +11,10 @@ use rusqlite::params;
 
 use super::kept;
 use super::row::ScheduleRow;
-use super::write::{Gap, Made, Making, Move, make, pass_over, register, texts};
+use super::write::{Gap, Making, Move, make, pass_over, register, texts};
 use super::{Occurrence, Overlap, Schedule, invalid, reason};
 use crate::calendar::{CatchUp, Clock, Count, Plan, Run, plan};
-use crate::enqueue::{Compared, NewJob, compare};
+use crate::enqueue::NewJob;
 use crate::error::Result;
 use crate::failure::{panic_text, safe_text, text_of};
 use crate::job::{Job, instant};
@@ -306,25 +306,8 @@ impl Planner {
         };
         let due_at = run.due.at.timestamp_millis();
         let making = Making { schedule: mine.row.id, id, due_at, cause, jobs: Arc::new(jobs), missed, mark };
-        self.write(making)?;
+        self.store.write_compared(MAKE, ATOMIC, move |group, compared| make(group, &making, compared))?;
         Ok(Step::Again)
-    }
-
-    fn write(&self, making: Making) -> Result<()> {
-        let mut compared = Compared::new();
-        loop {
-            let (these, known) = (making.clone(), std::mem::take(&mut compared));
-            let (made, known) = self.store.inner.pen.write(MAKE, ATOMIC, move |group| {
-                let made = make(group, &these, &known)?;
-                group.undo = matches!(made, Made::MustCompare(_));
-                Ok((made, known))
-            })?;
-            compared = known;
-            match made {
-                Made::MustCompare(questions) => compare(questions, &mut compared),
-                Made::Now | Made::Before | Made::ByOthers => return Ok(()),
-            }
-        }
     }
 
     /// Makes an occurrence that a person asked for, whatever the mark.

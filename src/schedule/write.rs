@@ -7,11 +7,12 @@ use rusqlite::params;
 use super::Schedule;
 use super::row::Words;
 use crate::calendar::{Mark, Missed, MissedReason};
-use crate::enqueue::{Compared, NewJob, Stored, ToCompare, store};
+use crate::enqueue::{Compared, NewJob, Stored, store};
 use crate::error::Error;
 use crate::job::instant;
 use crate::pen::{Group, OpError, OpResult};
 use crate::sql;
+use crate::store::Written;
 
 /// An occurrence on its way into the file.
 #[derive(Clone)]
@@ -66,16 +67,6 @@ impl Gap {
     }
 }
 
-/// What came of one try.
-pub(super) enum Made {
-    Now,
-    /// It stood in the file already.
-    Before,
-    /// Another process has moved the mark.
-    ByOthers,
-    MustCompare(Vec<ToCompare>),
-}
-
 /// Registers what a program's code describes, and notes what it no longer does.
 pub(super) fn register(group: &mut Group<'_>, schedules: &[Schedule], program: &str, owner: i64) -> OpResult<()> {
     for schedule in schedules {
@@ -123,9 +114,10 @@ pub(super) fn mark_now(schedule: &Schedule, now: i64) -> String {
 }
 
 /// Writes one occurrence with its jobs, and the record of those before it that did not run.
-pub(super) fn make(group: &mut Group<'_>, making: &Making, compared: &Compared) -> OpResult<Made> {
+pub(super) fn make(group: &mut Group<'_>, making: &Making, compared: &Compared) -> OpResult<Written<()>> {
     if !move_mark(group, making.schedule, making.mark.as_ref(), Some(&making.id))? {
-        return Ok(Made::ByOthers);
+        // Another process has moved the mark.
+        return Ok(Ok(()));
     }
     record(group, making.schedule, &making.missed)?;
     let count = i64::try_from(making.jobs.len()).unwrap_or(i64::MAX);
@@ -138,7 +130,8 @@ pub(super) fn make(group: &mut Group<'_>, making: &Making, compared: &Compared) 
         making.cause,
     ])?;
     if made == 0 {
-        return Ok(Made::Before);
+        // It stood in the file already.
+        return Ok(Ok(()));
     }
     let (mut questions, mut conflicts) = (Vec::new(), Vec::new());
     for job in &*making.jobs {
@@ -153,14 +146,14 @@ pub(super) fn make(group: &mut Group<'_>, making: &Making, compared: &Compared) 
         }
     }
     if !questions.is_empty() {
-        return Ok(Made::MustCompare(questions));
+        return Ok(Err(questions));
     }
     if !conflicts.is_empty() {
         let text = serde_json::to_string(&conflicts).unwrap_or_default();
         group.statement(sql::NOTE_CONFLICTS)?.execute(params![making.schedule, making.id, text])?;
         tracing::warn!(schedule = making.schedule, occurrence = making.id, text, "keys with other content were met");
     }
-    Ok(Made::Now)
+    Ok(Ok(()))
 }
 
 /// Moves the mark past occurrences that do not run. False if another process has moved it.

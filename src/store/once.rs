@@ -4,11 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use super::Store;
+use super::{Store, Written};
 use crate::claim::{Candidate, claim_known};
 use crate::context::{Context, Flags, encode};
 use crate::endings::Ending;
-use crate::enqueue::{Answer, Compared, Known, NewJob, Stored, ToCompare, compare, store};
+use crate::enqueue::{Answer, Compared, Known, NewJob, Stored, store};
 use crate::error::{Error, Result};
 use crate::failure::{Class, Verdict, panic_text, text_of, verdict_of};
 use crate::job::Job;
@@ -28,7 +28,6 @@ enum Turn {
     Claimed(Box<Claim>),
     Known(Box<Answer>),
     HeldBy(i64, Box<Answer>),
-    MustCompare(ToCompare),
 }
 
 impl Store {
@@ -80,19 +79,18 @@ impl Store {
             Turn::Claimed(claim) => self.run_for_caller::<J>(Arc::new(*claim), policy, f),
             Turn::Known(answer) => answer_caller::<J>(&answer.row, &new.key),
             Turn::HeldBy(_, answer) => Err(Error::InProgress { kind: J::KIND.to_owned(), key: new.key, id: answer.id }),
-            Turn::MustCompare(_) => unreachable!("compared in claim_for_caller"),
         }
     }
 
     fn claim_for_caller(&self, job: &NewJob, policy: RetryPolicy) -> Result<Turn> {
         let owner = self.inner.owner()?;
-        let mut compared = Compared::new();
         let mut asked = false;
         loop {
-            let (job, owner, policy, known) = (job.clone(), Arc::clone(&owner), policy.clone(), compared.clone());
-            let op = move |group: &mut Group<'_>| claim_or_answer(group, &owner, &job, policy, &known);
-            match self.inner.pen.write(ONCE, SYNCED, op)? {
-                Turn::MustCompare(question) => compare(vec![question], &mut compared),
+            let (job, owner, policy) = (job.clone(), Arc::clone(&owner), policy.clone());
+            let turn = self.write_compared(ONCE, SYNCED, move |group, compared| {
+                claim_or_answer(group, &owner, &job, policy.clone(), compared)
+            })?;
+            match turn {
                 Turn::HeldBy(holder, answer) => {
                     // Asked once: whoever is not gone now is at work.
                     if asked || !self.take_back_if_gone(holder)? {
@@ -204,21 +202,21 @@ fn claim_or_answer(
     job: &NewJob,
     policy: RetryPolicy,
     compared: &Compared,
-) -> OpResult<Turn> {
+) -> OpResult<Written<Turn>> {
     let answer = match store(group, job, compared, true)? {
-        Stored::MustCompare(question) => return Ok(Turn::MustCompare(question)),
+        Stored::MustCompare(question) => return Ok(Err(vec![question])),
         Stored::Answered(answer) => answer,
     };
-    match (answer.row.state, answer.row.holder) {
-        (State::Running, Some(holder)) => Ok(Turn::HeldBy(holder, answer)),
+    Ok(Ok(match (answer.row.state, answer.row.holder) {
+        (State::Running, Some(holder)) => Turn::HeldBy(holder, answer),
         (State::Waiting, _) if answer.row.for_callers => {
             match claim_known(group, owner, candidate(&answer.row, job), policy)? {
-                Some(claim) => Ok(Turn::Claimed(Box::new(claim))),
-                None => Ok(Turn::Known(answer)),
+                Some(claim) => Turn::Claimed(Box::new(claim)),
+                None => Turn::Known(answer),
             }
         }
-        _ => Ok(Turn::Known(answer)),
-    }
+        _ => Turn::Known(answer),
+    }))
 }
 
 fn candidate(row: &Known, job: &NewJob) -> Candidate {

@@ -1,11 +1,12 @@
 //! The calls that enqueue.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rusqlite::Transaction;
 
 use super::Store;
-use crate::enqueue::{Answer, Compared, NewJob, Stored, compare, store};
+use crate::enqueue::{Answer, Compared, NewJob, Stored, ToCompare, compare, store};
 use crate::error::{Error, Result};
 use crate::job::{Enqueued, Job};
 use crate::pen::{Act, Group, Mode, OpError, OpResult};
@@ -122,30 +123,38 @@ impl Store {
         result.map_err(|error| Error::Closure { act: WRITE.name, source: error.into() })
     }
 
-    /// Stores encoded jobs. What only the user's code can compare is compared without the pen, and then tried again.
     pub(crate) fn store_all(&self, act: Act, mode: Mode, jobs: Vec<NewJob>) -> Result<Vec<Answer>> {
-        let jobs = std::sync::Arc::new(jobs);
+        self.write_compared(act, mode, move |group, compared| store_each(group, &jobs, compared))
+    }
+
+    /// Writes `op`. What only the user's code can compare is compared without the pen, and then it is written again.
+    pub(crate) fn write_compared<T, F>(&self, act: Act, mode: Mode, op: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Fn(&mut Group<'_>, &Compared) -> OpResult<Written<T>> + Send + Sync + 'static,
+    {
+        let op = Arc::new(op);
         let mut compared = Compared::new();
         loop {
-            let (these, known) = (std::sync::Arc::clone(&jobs), std::mem::take(&mut compared));
-            let (outcome, known) = self.inner.pen.write(act, mode, move |group| {
-                let outcome = store_each(group, &these, &known)?;
-                group.undo = outcome.is_err();
-                Ok((outcome, known))
+            let (op, known) = (Arc::clone(&op), std::mem::take(&mut compared));
+            let (written, known) = self.inner.pen.write(act, mode, move |group| {
+                let written = op(group, &known)?;
+                group.undo = written.is_err();
+                Ok((written, known))
             })?;
             compared = known;
-            match outcome {
-                Ok(answers) => return Ok(answers),
+            match written {
+                Ok(value) => return Ok(value),
                 Err(questions) => compare(questions, &mut compared),
             }
         }
     }
 }
 
-/// All answers, or all questions.
-type Outcome = std::result::Result<Vec<Answer>, Vec<crate::enqueue::ToCompare>>;
+/// What was written, or what must be compared before it can be.
+pub(crate) type Written<T> = std::result::Result<T, Vec<ToCompare>>;
 
-fn store_each(group: &mut Group<'_>, jobs: &[NewJob], compared: &Compared) -> OpResult<Outcome> {
+fn store_each(group: &mut Group<'_>, jobs: &[NewJob], compared: &Compared) -> OpResult<Written<Vec<Answer>>> {
     let mut answers = Vec::with_capacity(jobs.len());
     let mut questions = Vec::new();
     for job in jobs {
