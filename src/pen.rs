@@ -66,7 +66,7 @@ pub(crate) trait Rider: Send + Sync {
         Ok(())
     }
 
-    /// After the transaction, or the failure to begin one.
+    /// After the transaction, or the failure to begin one, and before anybody is answered.
     fn committed(&self, outcome: Result<(), &StorageFault>);
 }
 
@@ -248,10 +248,11 @@ impl Pen {
     ) -> Result<(), StorageFault> {
         let mut followers = Followers { pen: self, slots: Vec::new() };
         let outcome = self.lead_transaction(act, mode, waited, own, &mut followers.slots);
+        // Before the followers are: what a rider has written for one of them must be told when that one goes on.
+        self.each_rider(|rider| rider.committed(outcome.as_ref().map(|_| ())));
         for slot in followers.slots.drain(..) {
             slot.set(Turn::Done(outcome.clone()));
         }
-        self.each_rider(|rider| rider.committed(outcome.as_ref().map(|_| ())));
         outcome
     }
 
@@ -416,3 +417,6 @@ fn unknown(fault: StorageFault, act: Act) -> StorageFault {
         fault => StorageFault::Unknown { cause: fault.to_error(act.name).to_string() },
     }
 }
+
+#[cfg(test)]
+mod tests;

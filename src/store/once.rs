@@ -4,6 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, PoisonError};
 
+use rusqlite::params;
+
 use super::{Store, Written};
 use crate::claim::{Candidate, claim_known};
 use crate::context::{Context, Flags, encode};
@@ -16,7 +18,9 @@ use crate::outcome::Ended;
 use crate::owner::{Holder, Owner, find_gone, reap};
 use crate::pen::{Act, Group, Mode, OpResult};
 use crate::retry::RetryPolicy;
+use crate::schema::VERSION;
 use crate::settle::{Claim, Settled};
+use crate::sql;
 use crate::state::State;
 
 const ONCE: Act = Act { name: "once", instead: "once before or after the transaction" };
@@ -157,13 +161,26 @@ impl Store {
         let told = Arc::new(OnceLock::new());
         let ending = Ending { claim: Arc::clone(claim), ended, policy, told: Some(Arc::clone(&told)), unwritten: None };
         self.inner.endings.push(ending);
-        self.inner.pen.write(ONCE, SYNCED, |_| Ok(()))?;
-        Ok(told.get().copied().unwrap_or(Settled::Written))
+        // More endings than one transaction takes may be in front of this one.
+        loop {
+            let (written, owner) = (Arc::clone(&told), claim.owner.id);
+            self.inner.pen.write(ONCE, SYNCED, move |group| {
+                if written.get().is_some() {
+                    // Somebody else's transaction took it along, and that one need not have been synced. A commit that
+                    // changes nothing would not sync it either.
+                    group.statement(sql::BEAT)?.execute(params![owner, group.now, VERSION])?;
+                }
+                Ok(())
+            })?;
+            if let Some(settled) = told.get() {
+                return Ok(*settled);
+            }
+        }
     }
 
     fn stored_output<J: Job>(&self, claim: &Claim) -> Result<J::Output> {
         let known = self.read("reading an output", |tx| {
-            tx.prepare_cached(crate::sql::JOB_BY_KEY)?.query_row([&claim.kind, &claim.key], Known::read)
+            tx.prepare_cached(sql::JOB_BY_KEY)?.query_row([&claim.kind, &claim.key], Known::read)
         })?;
         known.output(&claim.key)
     }
