@@ -11,8 +11,8 @@ use crate::retry::RetryPolicy;
 use crate::settle::Claim;
 use crate::sql;
 
-/// How many jobs of higher priority may start in front of a waiting lower one before that one gets a turn.
-const PATIENCE: u32 = 16;
+/// How many jobs of higher priority may be claimed, or start, in front of a waiting lower one before that one gets a turn.
+pub(crate) const PATIENCE: u32 = 16;
 /// Payloads claimed in one transaction, in bytes: what is claimed ahead lies in memory.
 const PAYLOADS: usize = 4 << 20;
 /// Most rows let in at one look.
@@ -232,13 +232,15 @@ impl Fairness {
                 Some(last) => level_below(group, wish, last.min(top))?.unwrap_or(below),
                 None => below,
             };
-            self.last = Some(level);
             let known = |id: i64| taken.iter().chain(&turns).any(|candidate| candidate.id == id);
-            let Some(turn) = oldest_at(group, wish, level, &known)? else { break };
-            if turns.len() >= wish.idle && !(wish.is_quick)(&turn.kind) {
+            let turn = oldest_at(group, wish, level, &known)?;
+            if turns.len() >= wish.idle && turn.as_ref().is_some_and(|turn| !(wish.is_quick)(&turn.kind)) {
                 break;
             }
+            self.last = Some(level);
             self.passed_over -= PATIENCE;
+            // All of this level is taken already, or runs; in the buffer the same patience counts.
+            let Some(turn) = turn else { continue };
             turns.push(turn);
         }
         Ok(turns)

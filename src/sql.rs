@@ -165,8 +165,6 @@ WHERE id = ?1";
 
 // ---- look
 
-pub(crate) const ANYTHING_DUE: &str = "SELECT EXISTS (SELECT 1 FROM main.birkez_job WHERE gate = 0 AND run_at <= ?1)";
-
 /// One term a gate: a partial index serves only a literal.
 pub(crate) const ANYTHING_CLAIMABLE: &str = "
 SELECT EXISTS (SELECT 1 FROM main.birkez_job

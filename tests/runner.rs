@@ -412,3 +412,27 @@ fn a_runner_that_can_start_nothing_leaves_the_file_alone() {
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(commits.load(Ordering::SeqCst), before, "an idle runner writes");
 }
+
+/// Issue 4: a look at what another process had committed did not learn when the next job becomes due.
+#[test]
+fn a_job_that_another_connection_stores_for_later_runs_when_it_is_due() {
+    let folder = TempStore::new().unwrap();
+    let store = folder.open().unwrap();
+    let (done, seen) = std::sync::mpsc::channel();
+    let runner = Runner::builder(&store)
+        .handle(move |job: Work, _: &Context| {
+            done.send(job.n).unwrap();
+            Ok(job.n)
+        })
+        .start()
+        .unwrap();
+    wait_until("the runner is idle", || runner.running() == 0);
+    std::thread::sleep(Duration::from_millis(100));
+    let at = chrono::Utc::now().timestamp_millis() + 400;
+    let stored = Instant::now();
+    let payload = r#"{"n":7,"end":"Well"}"#;
+    let columns = "birkez_job (kind, key, payload, run_at)";
+    run_sql(folder.path(), &format!("INSERT INTO {columns} VALUES ('work', 'later', '{payload}', {at})"));
+    assert_eq!(seen.recv_timeout(Duration::from_secs(5)), Ok(7));
+    assert!(stored.elapsed() >= Duration::from_millis(350));
+}

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::claim::PATIENCE;
 use crate::clock::Clock;
 use crate::settle::Claim;
 use crate::trial::Trial;
@@ -24,6 +25,8 @@ pub(super) struct Buffer {
 #[derive(Default)]
 struct State {
     waiting: BinaryHeap<Waiting>,
+    /// How many have started while others lay here.
+    passed_over: u32,
     idle: usize,
     closed: bool,
 }
@@ -190,15 +193,34 @@ impl Buffer {
 fn take_best(state: &mut State, trial: &Trial, now: Duration) -> Result<Claim, Option<Duration>> {
     let Some(best) = state.waiting.peek() else { return Err(None) };
     let wait = match trial.may_start(best.claim.id, now) {
-        Ok(()) => return state.waiting.pop().map(|waiting| waiting.claim).ok_or(None),
+        Ok(()) => return in_its_turn(state, trial, now).or_else(|| state.waiting.pop()).map(|it| it.claim).ok_or(None),
         Err(wait) => wait,
     };
     // The suspect on trial may lie behind better jobs, which wait for it.
     let suspect = state.waiting.iter().find(|waiting| waiting.claim.suspect).map(|waiting| waiting.claim.id);
     let Some(suspect) = suspect.filter(|&id| trial.may_start(id, now).is_ok()) else { return Err(Some(wait)) };
+    take_out(state, suspect).map(|waiting| waiting.claim).ok_or(Some(wait))
+}
+
+/// What was claimed ahead may be overtaken by what is claimed later, again and again: after enough of that, the one that
+/// has lain here longest has its turn.
+fn in_its_turn(state: &mut State, trial: &Trial, now: Duration) -> Option<Waiting> {
+    let best = state.waiting.peek()?.order.0;
+    state.passed_over = if state.waiting.len() > 1 { state.passed_over + 1 } else { 0 };
+    if state.passed_over <= PATIENCE {
+        return None;
+    }
+    state.passed_over = 0;
+    let lower = state.waiting.iter().filter(|waiting| waiting.order.0 < best);
+    let oldest = lower.min_by_key(|waiting| (waiting.since, Reverse(waiting.order)))?.claim.id;
+    trial.may_start(oldest, now).ok()?;
+    take_out(state, oldest)
+}
+
+fn take_out(state: &mut State, job: i64) -> Option<Waiting> {
     let mut taken = None;
     for waiting in std::mem::take(&mut state.waiting) {
-        if waiting.claim.id == suspect { taken = Some(waiting.claim) } else { state.waiting.push(waiting) }
+        if waiting.claim.id == job { taken = Some(waiting) } else { state.waiting.push(waiting) }
     }
-    taken.ok_or(Some(wait))
+    taken
 }

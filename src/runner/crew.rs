@@ -68,7 +68,7 @@ struct Round {
     calendar: bool,
     /// More may be due than one look lets in.
     more: bool,
-    /// When the next job becomes due.
+    /// When the earliest of the jobs that it has put off becomes due.
     due: i64,
     fairness: Fairness,
 }
@@ -140,6 +140,12 @@ impl Crew {
     /// Something in the file may have changed without this process's doing.
     pub(super) fn look(&self) {
         self.look.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+
+    /// Something becomes due at this time.
+    pub(super) fn due_at(&self, at: i64) {
+        self.due.fetch_min(at, Ordering::AcqRel);
         self.bell.ring();
     }
 
@@ -334,7 +340,7 @@ impl Crew {
         round.claimed.clear();
         round.left = self.is_hungry() || group.claimable;
         round.calendar = group.calendar;
-        round.due = group.due_later.map_or(NEVER, |due| due.min(self.due.load(Ordering::Acquire)));
+        round.due = group.due_later.unwrap_or(NEVER);
         round.more = false;
         if round.whole {
             // Cleared before the look: what comes after it asks for another.
@@ -353,7 +359,9 @@ impl Crew {
         }
         self.buffer.take_up(round.claimed.len());
         if round.whole {
-            round.due = next_due(group)?.unwrap_or(NEVER);
+            // Before COMMIT: what another process commits after it is found by a look after it, and comes on top. If COMMIT
+            // fails, the file is looked through once more.
+            self.due.store(next_due(group)?.unwrap_or(NEVER), Ordering::Release);
         }
         Ok(())
     }
@@ -393,8 +401,10 @@ impl Rider for Crew {
         if round.calendar || self.calendar_waits.load(Ordering::Acquire) {
             self.calendar_bell.ring();
         }
-        if whole || round.due != NEVER {
-            self.due.store(round.due, Ordering::Release);
+        if round.due != NEVER {
+            self.due_at(round.due);
+        }
+        if whole {
             self.bell.ring();
         }
         drop(round);

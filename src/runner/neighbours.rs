@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension};
 
 use super::crew::Crew;
 use crate::connect::within;
@@ -100,9 +100,12 @@ fn anything_for(connection: &Connection, crew: &Crew) -> rusqlite::Result<bool> 
     if oldest_writer > VERSION {
         return Ok(true);
     }
-    let now = crew.inner().clock.wall();
-    if connection.prepare_cached(sql::ANYTHING_DUE)?.query_row(params![now], |row| row.get(0))? {
-        return Ok(true);
+    let next: Option<i64> = connection.prepare_cached(sql::NEXT_DUE)?.query_row([], |row| row.get(0)).optional()?;
+    match next {
+        Some(at) if at <= crew.inner().clock.wall() => return Ok(true),
+        // Nothing may change in the file until then.
+        Some(at) => crew.due_at(at),
+        None => {}
     }
     let mut ask = connection.prepare_cached(sql::ANYTHING_CLAIMABLE)?;
     for kind in crew.open_kinds() {
