@@ -1,4 +1,4 @@
--- birkez, schema version 2.
+-- birkez, schema version 3.
 --
 -- These tables live in the app's own database, beside the app's tables. birkez touches nothing else in the file: not
 -- user_version, not application_id, not another table. They are not STRICT, since one STRICT table makes a whole file
@@ -39,7 +39,7 @@ CREATE TABLE birkez_job (
     -- Where a waiting job stands. It exists so that no claim walks rows it cannot take; every change of state, run_at
     -- or ordering_key sets it anew.
     --   0 not yet looked at, or not yet due        1 claimable, unless it runs: has a row in birkez_lease
-    --   2 behind the head of its ordering key      3 suspect: was claimed by a process that died, claimed by itself
+    --   2 in the line of its ordering key, behind  3 suspect: was claimed by a process that died, claimed by itself
     --   4 belongs to the callers of `once`: `for_callers` is 1
     gate         INTEGER DEFAULT 0 CHECK (gate IS NULL OR (typeof(gate) = 'integer' AND gate BETWEEN 0 AND 4)),
     run_at       INTEGER NOT NULL DEFAULT 0 CHECK (typeof(run_at) = 'integer'),  -- 0: as soon as it is looked at
@@ -61,6 +61,9 @@ CREATE TABLE birkez_job (
     created_at   INTEGER NOT NULL DEFAULT 0 CHECK (typeof(created_at) = 'integer'),
     finished_at  INTEGER,
     for_callers  INTEGER NOT NULL DEFAULT 0 CHECK (for_callers BETWEEN 0 AND 1),  -- 1: born by `once`, no runner runs it
+    idempotency  TEXT,           -- what the world outside tells repeats by; never changes. NULL: not computed yet
+    holds_key    INTEGER NOT NULL DEFAULT 1 CHECK (holds_key BETWEEN 0 AND 1),  -- once dead: 1 holds its ordering key back
+    corrects     INTEGER,        -- id of the job that this one corrects
 
     UNIQUE (kind, key),          -- what makes a job the same job
     CHECK ((state = 0) = (gate IS NOT NULL)),
@@ -75,6 +78,14 @@ CREATE INDEX birkez_job_claim ON birkez_job (kind, priority DESC, run_at) WHERE 
 CREATE INDEX birkez_job_suspect ON birkez_job (kind, priority DESC, run_at) WHERE gate = 3;
 -- What becomes claimable by the passing of time.
 CREATE INDEX birkez_job_due ON birkez_job (run_at) WHERE gate = 0;
+
+-- The line of an ordering key, in the order of ids. Only its head runs: whatever is behind has gate 2 until what is in
+-- front has left the line, done or cancelled, or dead without holding its key.
+CREATE INDEX birkez_job_line ON birkez_job (ordering_key)
+WHERE ordering_key IS NOT NULL AND for_callers = 0 AND (state < 2 OR (state = 3 AND holds_key = 1));
+
+-- Who corrects a job.
+CREATE INDEX birkez_job_corrects ON birkez_job (corrects) WHERE corrects IS NOT NULL;
 
 -- What waits for a person or a signal, by what it waits for.
 CREATE INDEX birkez_job_parked ON birkez_job (reason) WHERE state = 1;
@@ -103,6 +114,24 @@ CREATE TABLE birkez_attempt (
     ended_at   INTEGER NOT NULL,
     PRIMARY KEY (job_id, token)
 ) WITHOUT ROWID;
+
+-- Steps of a job that are not run again: the stored output answers instead.
+CREATE TABLE birkez_step (
+    job_id INTEGER NOT NULL,
+    name   TEXT NOT NULL,
+    output TEXT NOT NULL,        -- JSON
+    at     INTEGER NOT NULL,
+    PRIMARY KEY (job_id, name)
+) WITHOUT ROWID;
+
+-- How far a job says that it is. Written a few times a second at most, however often it says so.
+CREATE TABLE birkez_progress (
+    job_id INTEGER PRIMARY KEY,
+    done   INTEGER NOT NULL,
+    total  INTEGER NOT NULL,     -- 0: not known
+    note   TEXT NOT NULL,
+    at     INTEGER NOT NULL
+);
 
 -- Who works on this file: a row per process and store, kept afterwards as history. A live one has no ended_at and holds
 -- an operating-system lock on <database>-birkez.d/<uuid>.lock; host and pid are for people to read.

@@ -20,6 +20,7 @@ const LET_IN: i64 = 1_000;
 
 /// What a crash of an attempt means; stands in the lease.
 const RUN_AGAIN: i64 = 0;
+const PARK: i64 = 1;
 const DEAD: i64 = 2;
 
 /// What a runner asks for.
@@ -31,12 +32,35 @@ pub(crate) struct Wish<'a> {
     pub idle: usize,
     /// How many more may be claimed for those that will be free soon.
     pub ahead: usize,
-    /// Whether a job of the kind may be claimed ahead.
-    pub may_wait: &'a dyn Fn(&str) -> bool,
+    /// Whether a job may be claimed ahead.
+    pub may_wait: &'a dyn Fn(&Candidate) -> bool,
     /// Whether jobs of the kind are measured, and start soon after they were claimed ahead.
-    pub is_quick: &'a dyn Fn(&str) -> bool,
+    pub is_quick: &'a dyn Fn(&Candidate) -> bool,
+    /// What its handler says of a kind.
+    pub traits: &'a dyn Fn(&str) -> Traits,
+    /// The idempotency key of a row that was stored without one.
+    pub idempotency: &'a dyn Fn(&Candidate) -> String,
     /// Whether an attempt of the job still runs in this process, though it was given up.
     pub runs_here: &'a dyn Fn(i64) -> bool,
+}
+
+/// What a claim must know of a kind.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Traits {
+    pub policy: RetryPolicy,
+    pub at_most_once: bool,
+}
+
+impl Traits {
+    /// What a crash of this attempt means.
+    fn on_crash(&self, attempt: u32, is_suspect: bool) -> i64 {
+        match (self.at_most_once, is_suspect) {
+            (true, _) => PARK,
+            // Charged in its claim, it may have been the last.
+            (false, true) if self.policy.is_last(attempt) => DEAD,
+            _ => RUN_AGAIN,
+        }
+    }
 }
 
 /// Counts how often waiting jobs of lower priority were passed over.
@@ -67,7 +91,8 @@ pub(crate) fn claim(group: &Group<'_>, wish: &Wish<'_>, fairness: &mut Fairness)
     let turns = turns.into_iter().map(|turn| Candidate { priority: i64::MAX, ..turn });
     let mut claimed = Vec::with_capacity(best.len());
     for candidate in turns.chain(best) {
-        claimed.extend(take(group, wish.owner, candidate, RUN_AGAIN)?);
+        let traits = (wish.traits)(&candidate.kind);
+        claimed.extend(take(group, wish.owner, candidate, &traits, wish.idempotency)?);
     }
     Ok(claimed)
 }
@@ -76,44 +101,13 @@ pub(crate) fn claim(group: &Group<'_>, wish: &Wish<'_>, fairness: &mut Fairness)
 ///
 /// A suspect was held by a process that died. It is charged in its claim's commit; if it kills this process too, its
 /// lease says whether that was its last attempt, and nobody else is charged.
-pub(crate) fn claim_suspect(
-    group: &Group<'_>,
-    wish: &Wish<'_>,
-    policy: impl FnOnce(&str) -> RetryPolicy,
-) -> rusqlite::Result<Option<Claim>> {
+pub(crate) fn claim_suspect(group: &Group<'_>, wish: &Wish<'_>) -> rusqlite::Result<Option<Claim>> {
     let Some(suspect) = first(group, wish, true)? else { return Ok(None) };
     if first(group, wish, false)?.is_some_and(|other| other.priority > suspect.priority) {
         return Ok(None);
     }
-    take_suspect(group, wish.owner, suspect, policy)
-}
-
-fn take_suspect(
-    group: &Group<'_>,
-    owner: &Arc<Owner>,
-    suspect: Candidate,
-    policy: impl FnOnce(&str) -> RetryPolicy,
-) -> rusqlite::Result<Option<Claim>> {
-    let attempt = suspect.attempts.saturating_add(1);
-    let on_crash = if policy(&suspect.kind).is_last(attempt) { DEAD } else { RUN_AGAIN };
-    let taken = take(group, owner, suspect, on_crash)?;
-    if let Some(claim) = &taken {
-        group.statement(sql::CHARGE)?.execute(params![claim.id, attempt])?;
-    }
-    Ok(taken)
-}
-
-/// Claims one known job for a caller of `once`.
-pub(crate) fn claim_known(
-    group: &Group<'_>,
-    owner: &Arc<Owner>,
-    candidate: Candidate,
-    policy: RetryPolicy,
-) -> rusqlite::Result<Option<Claim>> {
-    match candidate.suspect {
-        true => take_suspect(group, owner, candidate, |_| policy),
-        false => take(group, owner, candidate, RUN_AGAIN),
-    }
+    let traits = (wish.traits)(&suspect.kind);
+    take(group, wish.owner, suspect, &traits, wish.idempotency)
 }
 
 /// A job that can be claimed.
@@ -131,6 +125,8 @@ pub(crate) struct Candidate {
     pub deadline: Option<i64>,
     pub suspect: bool,
     pub for_callers: bool,
+    pub ordering_key: Option<String>,
+    pub idempotency: Option<String>,
 }
 
 impl Candidate {
@@ -148,6 +144,8 @@ impl Candidate {
             deadline: row.get(9)?,
             suspect: row.get::<_, i64>(10)? == 3,
             for_callers: false,
+            ordering_key: text(row, 11)?,
+            idempotency: text(row, 12)?,
         })
     }
 }
@@ -165,7 +163,7 @@ fn candidates(group: &Group<'_>, wish: &Wish<'_>) -> rusqlite::Result<Vec<Candid
         if (wish.runs_here)(candidate.id) {
             continue;
         }
-        if found.len() >= wish.idle && !(wish.may_wait)(&candidate.kind) {
+        if found.len() >= wish.idle && !(wish.may_wait)(&candidate) {
             break;
         }
         bytes += candidate.payload.as_ref().map_or(0, String::len);
@@ -192,12 +190,33 @@ fn first(group: &Group<'_>, wish: &Wish<'_>, suspects: bool) -> rusqlite::Result
     Ok(None)
 }
 
-fn take(group: &Group<'_>, owner: &Arc<Owner>, candidate: Candidate, on_crash: i64) -> rusqlite::Result<Option<Claim>> {
+/// Takes the lease of one job. A suspect is charged with it, so that a crash finds it charged.
+pub(crate) fn take(
+    group: &Group<'_>,
+    owner: &Arc<Owner>,
+    candidate: Candidate,
+    traits: &Traits,
+    idempotency: &dyn Fn(&Candidate) -> String,
+) -> rusqlite::Result<Option<Claim>> {
     let attempt = candidate.attempts.saturating_add(1);
     let token = candidate.claims + 1;
+    let on_crash = traits.on_crash(attempt, candidate.suspect);
     let lease = params![candidate.id, owner.id, token, attempt, group.now, on_crash];
-    let taken = group.statement(sql::CLAIM)?.execute(lease)? == 1;
-    Ok(taken.then(|| Claim {
+    if group.statement(sql::CLAIM)?.execute(lease)? == 0 {
+        return Ok(None);
+    }
+    if candidate.suspect {
+        group.statement(sql::CHARGE)?.execute(params![candidate.id, attempt])?;
+    }
+    let idempotency = match candidate.idempotency {
+        Some(stored) => stored,
+        None => {
+            let computed = idempotency(&candidate);
+            group.statement(sql::SET_IDEMPOTENCY)?.execute(params![candidate.id, computed])?;
+            computed
+        }
+    };
+    Ok(Some(Claim {
         id: candidate.id,
         kind: candidate.kind,
         key: candidate.key,
@@ -211,6 +230,9 @@ fn take(group: &Group<'_>, owner: &Arc<Owner>, candidate: Candidate, on_crash: i
         deadline: candidate.deadline,
         suspect: candidate.suspect,
         for_callers: candidate.for_callers,
+        at_most_once: traits.at_most_once,
+        ordering_key: candidate.ordering_key,
+        idempotency,
         owner: Arc::clone(owner),
     }))
 }
@@ -234,7 +256,7 @@ impl Fairness {
             };
             let known = |id: i64| taken.iter().chain(&turns).any(|candidate| candidate.id == id);
             let turn = oldest_at(group, wish, level, &known)?;
-            if turns.len() >= wish.idle && turn.as_ref().is_some_and(|turn| !(wish.is_quick)(&turn.kind)) {
+            if turns.len() >= wish.idle && turn.as_ref().is_some_and(|turn| !(wish.is_quick)(turn)) {
                 break;
             }
             self.last = Some(level);

@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::clock::Clock;
 use crate::fault::StorageFault;
-use crate::outcome::{Ended, Facts, Settlement, decide};
+use crate::outcome::{Ended, Settlement, decide};
 use crate::pen::{Group, Rider};
 use crate::retry::RetryPolicy;
 use crate::settle::{Claim, Settled, settle};
@@ -55,21 +55,9 @@ impl Endings {
     }
 
     fn settlement(&self, ending: &Ending, now: i64) -> Settlement {
-        decide(
-            ending.ended.clone(),
-            &Facts {
-                attempt: ending.claim.attempt,
-                since: ending.claim.since,
-                now,
-                deadline: ending.claim.deadline,
-                policy: &ending.policy,
-                random: self.clock.random(),
-            },
-        )
+        decide(ending.ended.clone(), &ending.claim.facts(&ending.policy, now, self.clock.random()))
     }
-}
 
-impl Endings {
     fn settle_all(&self, group: &mut Group<'_>, endings: &mut [InHand]) -> rusqlite::Result<()> {
         for (ending, settled) in endings {
             // Stays so if it cannot be written.

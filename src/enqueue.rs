@@ -9,10 +9,19 @@ use rusqlite::{OptionalExtension, Row, params};
 use crate::error::{Error, Result};
 use crate::failure::{Class, panicked};
 use crate::fingerprint::Fingerprint;
-use crate::job::{Enqueued, Failure, Job, Standing, check_name, instant};
+use crate::idempotency;
+use crate::job::{DeadHead, Enqueued, Failure, Job, Standing, check_name, instant};
 use crate::pen::{Group, OpResult};
 use crate::sql;
-use crate::state::{JobRef, State};
+use crate::state::{JobName, JobRef, State};
+
+/// What a store holds new jobs to.
+#[derive(Clone)]
+pub(crate) struct Terms {
+    pub payload_limit: usize,
+    /// What idempotency keys are computed with.
+    pub secret: Vec<u8>,
+}
 
 /// A job as it is written: encoded, checked, and free of the user's code.
 #[derive(Clone, Debug)]
@@ -27,13 +36,17 @@ pub(crate) struct NewJob {
     run_at: Option<i64>,
     ordering_key: Option<String>,
     version: Option<i64>,
+    /// `None`: computed when it is claimed, by a program that knows the kind.
+    pub idempotency: Option<String>,
+    holds_key: bool,
+    corrects: Option<JobName>,
     /// Recomputes the fingerprint of a stored payload as today's type sees it.
     recompute: fn(u32, &str) -> Option<Fingerprint>,
 }
 
 impl NewJob {
     /// Encodes `job`; whatever is wrong with it is found here, before any write.
-    pub(crate) fn encode<J: Job>(job: &J, payload_limit: usize) -> Result<NewJob> {
+    pub(crate) fn encode<J: Job>(job: &J, terms: &Terms) -> Result<NewJob> {
         let key = job.key();
         check_name(J::KIND, &key)?;
         let unreadable = |source: serde_json::Error| Error::PayloadInvalid {
@@ -42,7 +55,7 @@ impl NewJob {
             source: source.into(),
         };
         let payload = serde_json::to_string(job).map_err(unreadable)?;
-        check_size(J::KIND, &key, &payload, payload_limit)?;
+        check_size(J::KIND, &key, &payload, terms.payload_limit)?;
         let fingerprint = match job.fingerprint() {
             Some(content) => Fingerprint::of(&content.to_string()).map_err(unreadable)?,
             None => Fingerprint::of(&payload).map_err(unreadable)?,
@@ -50,6 +63,7 @@ impl NewJob {
         Ok(NewJob {
             kind: Cow::Borrowed(J::KIND),
             former: J::FORMER_KINDS,
+            idempotency: Some(idempotency::of::<J>(&terms.secret, &key)),
             key,
             payload,
             shape: J::SHAPE,
@@ -58,13 +72,15 @@ impl NewJob {
             run_at: job.run_at().map(|at| at.timestamp_millis()),
             ordering_key: job.ordering_key(),
             version: job.version(),
+            holds_key: J::DEAD_HEAD == DeadHead::Holds,
+            corrects: job.corrects(),
             recompute: recompute::<J>,
         })
     }
 
     /// A job whose type is not known here: its payload is JSON.
-    pub(crate) fn raw(kind: &str, key: String, payload: &str, shape: u32, payload_limit: usize) -> Result<NewJob> {
-        check_size(kind, &key, payload, payload_limit)?;
+    pub(crate) fn raw(kind: &str, key: String, payload: &str, shape: u32, terms: &Terms) -> Result<NewJob> {
+        check_size(kind, &key, payload, terms.payload_limit)?;
         let kind = kind.to_owned();
         let fingerprint = Fingerprint::of(payload).map_err(|source| Error::PayloadInvalid {
             kind: kind.clone(),
@@ -82,6 +98,9 @@ impl NewJob {
             run_at: None,
             ordering_key: None,
             version: None,
+            idempotency: None,
+            holds_key: true,
+            corrects: None,
             recompute: |_, payload| Fingerprint::of(payload).ok(),
         })
     }
@@ -145,6 +164,8 @@ pub(crate) struct Known {
     pub claims: i64,
     pub is_suspect: bool,
     pub deadline: Option<i64>,
+    pub ordering_key: Option<String>,
+    pub idempotency: Option<String>,
 }
 
 impl Known {
@@ -169,6 +190,8 @@ impl Known {
             claims: row.get(15)?,
             is_suspect: row.get::<_, Option<i64>>(16)?.is_some(),
             deadline: row.get(17)?,
+            ordering_key: row.get(18)?,
+            idempotency: row.get(19)?,
         })
     }
 
@@ -276,12 +299,23 @@ pub(crate) fn store(group: &mut Group<'_>, job: &NewJob, compared: &Compared, fo
         job.version,
         group.now,
         for_callers,
+        job.idempotency,
+        job.holds_key,
+        job.corrects.as_ref().map(|name| &name.kind),
+        job.corrects.as_ref().map(|name| &name.key),
     ])?;
     if inserted == 1 {
+        let id = group.tx().last_insert_rowid();
+        if let Some(corrected) = &job.corrects
+            && group.statement(sql::UNDO_INSERT)?.execute([id])? == 1
+        {
+            let (kind, key) = (job.kind.clone().into_owned(), job.key.clone());
+            return Err(Error::NothingToCorrect { kind, key, corrected: corrected.clone() }.into());
+        }
         if !for_callers {
             group.note_due(run_at);
         }
-        return Ok(Stored::Answered(Box::new(fresh(group.tx().last_insert_rowid(), job, run_at, for_callers))));
+        return Ok(Stored::Answered(Box::new(fresh(id, job, run_at, for_callers))));
     }
     match find(group, &job.kind, &job.key)? {
         Some(known) => meet(group, job, known, compared),
@@ -314,6 +348,8 @@ fn fresh(id: i64, job: &NewJob, run_at: i64, for_callers: bool) -> Answer {
         claims: 0,
         is_suspect: false,
         deadline: None,
+        ordering_key: job.ordering_key.clone(),
+        idempotency: job.idempotency.clone(),
     };
     Answer { id, fresh: true, compared: true, row }
 }

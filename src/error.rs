@@ -4,7 +4,7 @@ mod code;
 
 use std::path::PathBuf;
 
-use crate::state::JobRef;
+use crate::state::{JobName, JobRef, State};
 
 /// A result of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -27,11 +27,16 @@ type Cause = Box<dyn std::error::Error + Send + Sync>;
 /// | `DEAD`, `CANCELLED`, `PARKED` | `once` on a job in that state | no |
 /// | `RESULT_GONE`, `RESULT_UNREADABLE` | the job is done, its output is not to be had | no |
 /// | `LEASE_LOST` | the job was taken from this worker; nothing was written | no |
-/// | `ALREADY_SETTLED` | a second `commit`, or one after the attempt was settled | no |
+/// | `ALREADY_SETTLED` | a second `commit`, or any write of an attempt after it | no |
+/// | `NOTHING_TO_CORRECT` | the job names one to correct that is not in the file; nothing was stored | no |
+/// | `STEP_INVALID`, `STEP_REPEATED`, `STEP_NOT_STORED` | a step that the program makes wrongly; the job ends | no |
+/// | `STEP_UNREADABLE` | a step's stored output does not decode; it was not run again | no |
+/// | `NO_SUCH_JOB`, `NOT_PARKED`, `MUST_RESOLVE` | a person's decision about a job that waits for none, or not for this one | no |
 /// | `OUTPUT_MISMATCH` | `commit` was given a value that is not the job's `Output` | no |
 /// | `INSIDE_TRANSACTION` | a writing call inside a transaction closure; the message names the right one | no |
 /// | `TRANSACTION_ENDED` | a closure ended the transaction it was given; what it wrote is rolled back or its own | no |
 /// | `BUSY` | another connection held the file for the whole busy deadline | yes |
+/// | `STALE_TRANSACTION` | `enqueue_in` in a transaction that read too early; run all of it again | yes |
 /// | `DISK_FULL` | nothing was stored | yes |
 /// | `OUTCOME_UNKNOWN` | COMMIT failed; repeating under the same key is safe | yes |
 /// | `CLOSURE_FAILED` | the closure of `store.write` returned an error | no |
@@ -198,6 +203,79 @@ pub enum Error {
         /// Key of the job.
         key: String,
     },
+    /// The job is to correct one that the file does not know. Nothing was stored.
+    #[error("`{kind}` `{key}` was to correct {corrected}, which is not in the file; nothing was stored")]
+    NothingToCorrect {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// What it was to correct.
+        corrected: JobName,
+    },
+    /// The name of a step cannot be one.
+    #[error("`{kind}` `{key}`: a step's name is 1 to 128 bytes without control characters, not {step:?}")]
+    StepInvalid {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// The name, cut.
+        step: String,
+    },
+    /// The attempt has made a step of this name already.
+    #[error("`{kind}` `{key}` makes the step `{step}` twice: names of steps are unique within a job")]
+    StepRepeated {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// The step.
+        step: String,
+    },
+    /// The stored output of a step does not decode as the type asked for. The step was not run again.
+    #[error("`{kind}` `{key}`: the stored output of the step `{step}` does not decode; it was not run again")]
+    StepUnreadable {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// The step.
+        step: String,
+        /// What the deserialiser said.
+        source: Cause,
+    },
+    /// A step has run, and its output cannot be stored.
+    #[error("`{kind}` `{key}`: the step `{step}` has run and its output cannot be stored ({note})")]
+    StepNotStored {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// The step.
+        step: String,
+        /// Why: `too_large` or `unserialisable`.
+        note: &'static str,
+    },
+    /// There is no job with this number.
+    #[error("there is no job {id}")]
+    NoSuchJob {
+        /// The number.
+        id: i64,
+    },
+    /// A person's decision about a job that waits for none.
+    #[error("`{kind}` `{key}` is {state} and waits for nobody's decision")]
+    NotParked {
+        /// Kind of the job.
+        kind: String,
+        /// Key of the job.
+        key: String,
+        /// Its state.
+        state: State,
+    },
+    /// Jobs of unknown outcome are not released in bulk.
+    #[error("jobs parked as unknown_outcome are decided one by one: call store.resolve with each")]
+    MustResolve,
     /// The attempt has been settled already.
     #[error("`{kind}` `{key}` is settled already: an attempt commits once")]
     AlreadySettled {
@@ -238,6 +316,15 @@ pub enum Error {
         act: &'static str,
         /// How long it waited.
         waited_ms: u64,
+    },
+    /// The transaction has read, and another connection has written since, so that it can never write.
+    #[error(
+        "{act}: this transaction has read and another connection has written since, so that it can write nothing; roll it \
+         back and run it again, begun with IMMEDIATE (store.write does so)"
+    )]
+    StaleTransaction {
+        /// What was to be done.
+        act: &'static str,
     },
     /// The disk, or the file's share of it, is full. Nothing was stored.
     #[error("{act}: the disk is full, nothing was stored")]

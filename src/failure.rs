@@ -34,7 +34,7 @@ pub enum Class {
     Undecodable,
     /// Failed after its total time had run out.
     Deadline,
-    /// Died in the middle of a call that must not be repeated.
+    /// Ended in the middle of what must not be repeated, and nobody knows how far it came.
     UnknownOutcome,
     /// Older than what has been completed already.
     Superseded,
@@ -87,6 +87,8 @@ impl fmt::Display for Class {
 /// What a handler wants to come of its error.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Verdict {
+    /// The handler has said nothing: transient, unless the job may run at most once.
+    Unsaid,
     /// Retry with backoff.
     Transient,
     /// Give up.
@@ -118,7 +120,8 @@ impl std::error::Error for Judged {
     }
 }
 
-/// Picks the class of a handler's error. Without it an error is [`Class::Transient`].
+/// Picks the class of a handler's error. Without it an error is [`Class::Transient`], or, of a kind that runs
+/// [at most once](crate::Job::AT_MOST_ONCE), [`Class::UnknownOutcome`].
 ///
 /// ```
 /// use birkez::Verdicts;
@@ -136,6 +139,14 @@ impl std::error::Error for Judged {
 /// assert!(charge(404).is_err());
 /// ```
 pub trait Verdicts<T> {
+    /// It may go away by itself: retried with backoff. Said aloud, it is believed of a kind that runs at most once too:
+    /// nothing has happened outside yet.
+    ///
+    /// # Errors
+    ///
+    /// The error it was called on.
+    fn transient(self) -> anyhow::Result<T>;
+
     /// It will not go away: the job is dead at once.
     ///
     /// # Errors
@@ -159,6 +170,10 @@ pub trait Verdicts<T> {
 }
 
 impl<T, E: Into<anyhow::Error>> Verdicts<T> for Result<T, E> {
+    fn transient(self) -> anyhow::Result<T> {
+        self.map_err(|error| judged(Verdict::Transient, error.into()))
+    }
+
     fn permanent(self) -> anyhow::Result<T> {
         self.map_err(|error| judged(Verdict::Permanent, error.into()))
     }
@@ -196,7 +211,7 @@ fn judged(verdict: Verdict, error: anyhow::Error) -> anyhow::Error {
 /// The verdict that the handler attached, at whatever depth; the outermost counts.
 pub(crate) fn verdict_of(error: &anyhow::Error) -> Verdict {
     let found = error.chain().find_map(|link| link.downcast_ref::<Judged>());
-    found.or_else(|| error.downcast_ref::<Judged>()).map_or(Verdict::Transient, |judged| judged.verdict.clone())
+    found.or_else(|| error.downcast_ref::<Judged>()).map_or(Verdict::Unsaid, |judged| judged.verdict.clone())
 }
 
 /// The text of an error and its causes, as it may be stored. One whose text panics has that as its text.
@@ -268,8 +283,10 @@ mod tests {
     }
 
     #[test]
-    fn an_error_without_a_verdict_is_transient() {
-        assert_eq!(verdict_of(&anyhow::anyhow!("no route")), Verdict::Transient);
+    fn an_error_without_a_verdict_has_said_nothing() {
+        assert_eq!(verdict_of(&anyhow::anyhow!("no route")), Verdict::Unsaid);
+        let said: Result<(), _> = Err(std::fmt::Error);
+        assert_eq!(verdict_of(&said.transient().unwrap_err()), Verdict::Transient);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::error::{Error, Result};
 use crate::failure::Class;
 use crate::retry::RetryPolicy;
-use crate::state::State;
+use crate::state::{JobName, JobRef, State};
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 512;
@@ -52,6 +52,25 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     /// Defaults to none.
     const FORMER_KINDS: &'static [&'static str] = &[];
 
+    /// Whether the job's own key is what the world outside tells repeats by ([`Context::idempotency_key`]), as it is.
+    /// Defaults to `false`: then it is a hash that tells nothing of the key.
+    ///
+    /// [`Context::idempotency_key`]: crate::Context::idempotency_key
+    const KEY_AS_IS: bool = false;
+
+    /// Whether the job is never run again by itself once it has started. Defaults to `false`.
+    ///
+    /// For an effect that must not be repeated and cannot be told apart by an idempotency key. The claim is synced before
+    /// the handler starts. If the process dies then, or the time runs out, or the handler panics or fails without saying
+    /// how, nobody knows what has happened outside: the job is parked as `unknown_outcome` until a person
+    /// [resolves](crate::Store::resolve) it. An error from before the effect may say so and be retried
+    /// ([`Verdicts::transient`](crate::Verdicts::transient)).
+    const AT_MOST_ONCE: bool = false;
+
+    /// What becomes of the others in the line of an [ordering key](Job::ordering_key) when this one is dead. Defaults to
+    /// [`DeadHead::Holds`].
+    const DEAD_HEAD: DeadHead = DeadHead::Holds;
+
     /// What the handler returns. It is stored, and a repeat of the key gets it back.
     type Output: Serialize + DeserializeOwned + Send + 'static;
 
@@ -79,8 +98,10 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
         None
     }
 
-    /// Jobs of one ordering key are meant to run one at a time, in order. It is stored with the job; nothing acts on it
-    /// yet. Defaults to none.
+    /// Jobs of one ordering key run one at a time, in the order in which they were enqueued, whatever their kinds. The first
+    /// in line holds up the others while it waits for its time or for a retry, and while it is parked; a dead one does as
+    /// [`DEAD_HEAD`](Job::DEAD_HEAD) says. Priority counts only between lines. A job of [`once`](crate::Store::once) stands
+    /// in no line. Defaults to none.
     fn ordering_key(&self) -> Option<String> {
         None
     }
@@ -88,6 +109,13 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     /// Which version of its ordering key's state the job carries. It is stored with the job; nothing acts on it yet.
     /// Defaults to none.
     fn version(&self) -> Option<i64> {
+        None
+    }
+
+    /// The job that this one corrects. What has been done is never edited: a correction is a job of its own, and the two
+    /// show each other ([`JobInfo`](crate::JobInfo)). Enqueueing fails if the file does not know the one that is named.
+    /// Defaults to none.
+    fn corrects(&self) -> Option<JobName> {
         None
     }
 
@@ -110,6 +138,16 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     fn timeout() -> Option<Duration> {
         None
     }
+}
+
+/// What a dead job at the head of its line does to those behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeadHead {
+    /// They wait until a person has dealt with it: what comes later may rest on it. The default.
+    #[default]
+    Holds,
+    /// They go on without it.
+    PassedOver,
 }
 
 /// The time `delay` from now, for [`Job::run_at`].
@@ -146,6 +184,30 @@ pub struct Enqueued<T> {
     pub compared: bool,
     /// Where it stands.
     pub standing: Standing<T>,
+}
+
+impl<T> Enqueued<T> {
+    /// The job, in one line.
+    pub fn job_ref(&self) -> JobRef {
+        JobRef { id: self.id, state: self.standing.state() }
+    }
+}
+
+/// The answer to enqueueing in a transaction that is still open.
+#[derive(Debug)]
+#[must_use = "the job may exist already, in any state"]
+pub enum EnqueuedIn<T> {
+    /// The job is stored in this transaction: it exists if and only if that commits. It has no number before.
+    Fresh,
+    /// The file has the job already.
+    Existing(Enqueued<T>),
+}
+
+impl<T> EnqueuedIn<T> {
+    /// Whether the job is stored by the transaction.
+    pub fn is_fresh(&self) -> bool {
+        matches!(self, EnqueuedIn::Fresh)
+    }
 }
 
 /// Where a job with a known key stands.

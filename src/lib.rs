@@ -63,11 +63,13 @@ mod job;
 mod store;
 mod enqueue;
 mod fingerprint;
+mod idempotency;
 
 mod schedule;
 pub mod calendar;
 
 mod runner;
+mod relay;
 mod context;
 mod claim;
 mod failure;
@@ -75,6 +77,7 @@ mod retry;
 mod outcome;
 mod endings;
 mod settle;
+mod ordering;
 mod trial;
 mod owner;
 
@@ -92,17 +95,18 @@ pub mod testing;
 
 pub use self::clock::{Clock, SystemClock};
 pub use self::connect::Durability;
-pub use self::context::Context;
+pub use self::context::{Context, Progress};
 pub use self::error::{Error, Result};
 pub use self::failure::{Class, Verdicts, snooze};
-pub use self::job::{Enqueued, Failure, Job, MAX_KEY, MAX_KIND, Standing, in_future};
+pub use self::job::{DeadHead, Enqueued, EnqueuedIn, Failure, Job, MAX_KEY, MAX_KIND, Standing, in_future};
+pub use self::relay::{Message, Relay};
 pub use self::retry::RetryPolicy;
 pub use self::runner::{Runner, RunnerBuilder};
 pub use self::schedule::{
     KeptSchedule, MissedInfo, Occurrence, OccurrenceInfo, Overlap, RequestInfo, Schedule, ScheduleInfo,
 };
-pub use self::state::{JobRef, State};
-pub use self::store::{Attempt, JobInfo, Store, StoreBuilder};
+pub use self::state::{JobName, JobRef, State};
+pub use self::store::{Attempt, JobInfo, Resolution, StepInfo, Store, StoreBuilder};
 
 /// The README's example compiles.
 #[cfg(doctest)]

@@ -49,6 +49,8 @@ pub(crate) struct Facts<'a> {
     /// When the total time runs out, once that is known.
     pub deadline: Option<i64>,
     pub policy: &'a RetryPolicy,
+    /// Once it has started, it is not run again without a person's word.
+    pub at_most_once: bool,
     /// In `[0, 1)`.
     pub random: f64,
 }
@@ -91,6 +93,15 @@ pub(crate) struct Settlement {
 
 pub(crate) fn decide(ended: Ended, facts: &Facts<'_>) -> Settlement {
     match ended {
+        Ended::Failed { verdict: Verdict::Unsaid, text } if facts.at_most_once => {
+            unknown(Class::Transient, text, facts)
+        }
+        Ended::Panicked { text } if facts.at_most_once => unknown(Class::Panic, text, facts),
+        Ended::TimedOut { limit } if facts.at_most_once => unknown(Class::Timeout, too_long(limit), facts),
+        Ended::StorageTrouble if facts.at_most_once => {
+            unknown(Class::Transient, "the file was busy or full in its middle".to_owned(), facts)
+        }
+        Ended::Interrupted if facts.at_most_once => unknown(Class::Interrupted, STOPPED.to_owned(), facts),
         Ended::Done(output) => Settlement {
             next: Next::Done(output),
             attempts: facts.attempt,
@@ -100,15 +111,13 @@ pub(crate) fn decide(ended: Ended, facts: &Facts<'_>) -> Settlement {
         },
         Ended::Failed { verdict, text } => failed(verdict, text, facts),
         Ended::Panicked { text } => retry(Class::Panic, text, facts),
-        Ended::TimedOut { limit } => retry(Class::Timeout, format!("took longer than {limit:?}"), facts),
+        Ended::TimedOut { limit } => retry(Class::Timeout, too_long(limit), facts),
         Ended::Undecodable { text } => dead(Class::Undecodable, text, facts),
         Ended::StorageTrouble => Settlement {
             next: Next::Waiting { run_at: facts.now.saturating_add(millis(AFTER_STORAGE)) },
             ..decide(Ended::GivenBack, facts)
         },
-        Ended::Interrupted => {
-            uncharged(Next::Back, Class::Interrupted, "stopped before its end by a shutdown".to_owned(), facts)
-        }
+        Ended::Interrupted => uncharged(Next::Back, Class::Interrupted, STOPPED.to_owned(), facts),
         Ended::GivenBack => Settlement {
             next: Next::Back,
             attempts: facts.attempt.saturating_sub(1),
@@ -119,9 +128,25 @@ pub(crate) fn decide(ended: Ended, facts: &Facts<'_>) -> Settlement {
     }
 }
 
+const STOPPED: &str = "stopped before its end by a shutdown";
+
+fn too_long(limit: Duration) -> String {
+    format!("took longer than {limit:?}")
+}
+
+/// What it did outside is not known: a person must look. The record keeps how it ended.
+fn unknown(class: Class, text: String, facts: &Facts<'_>) -> Settlement {
+    let reason = Class::UnknownOutcome.as_str().to_owned();
+    Settlement {
+        class: Some(Class::UnknownOutcome),
+        deadline: None,
+        ..uncharged(Next::Parked { reason }, class, text, facts)
+    }
+}
+
 fn failed(verdict: Verdict, text: String, facts: &Facts<'_>) -> Settlement {
     match verdict {
-        Verdict::Transient => retry(Class::Transient, text, facts),
+        Verdict::Unsaid | Verdict::Transient => retry(Class::Transient, text, facts),
         Verdict::Permanent => dead(Class::Permanent, text, facts),
         Verdict::Park(reason) => {
             let mut settlement = uncharged(Next::Parked { reason }, Class::Parked, text, facts);
@@ -208,7 +233,7 @@ mod tests {
     use super::*;
 
     fn facts(policy: &RetryPolicy) -> Facts<'_> {
-        Facts { attempt: 1, since: 1_000, now: 2_000, deadline: None, policy, random: 0.0 }
+        Facts { attempt: 1, since: 1_000, now: 2_000, deadline: None, policy, at_most_once: false, random: 0.0 }
     }
 
     fn error(verdict: Verdict) -> Ended {
@@ -291,6 +316,28 @@ mod tests {
     }
 
     #[test]
+    fn what_may_run_once_only_is_not_run_again_without_a_persons_word() {
+        let policy = RetryPolicy::default();
+        let once = Facts { at_most_once: true, ..facts(&policy) };
+        let ends = [
+            error(Verdict::Unsaid),
+            Ended::Panicked { text: "no".into() },
+            Ended::TimedOut { limit: Duration::from_secs(1) },
+            Ended::Interrupted,
+            Ended::StorageTrouble,
+        ];
+        for ended in ends {
+            let settled = decide(ended.clone(), &once);
+            assert_eq!(settled.next, Next::Parked { reason: "unknown_outcome".into() }, "{ended:?}");
+            assert_eq!((settled.class, settled.attempts), (Some(Class::UnknownOutcome), 0));
+        }
+        // What it says itself is believed, and what never started has done nothing.
+        assert!(matches!(decide(error(Verdict::Transient), &once).next, Next::Waiting { .. }));
+        assert_eq!(decide(error(Verdict::Permanent), &once).next, Next::Dead);
+        assert_eq!(decide(Ended::GivenBack, &once).next, Next::Back);
+    }
+
+    #[test]
     fn no_input_makes_the_decision_panic_or_a_retry_early() {
         let mut chance = fastrand::Rng::with_seed(11);
         for _ in 0..20_000 {
@@ -302,9 +349,11 @@ mod tests {
                 now: chance.i64(..),
                 deadline: chance.bool().then(|| chance.i64(..)),
                 policy: &policy,
+                at_most_once: chance.bool(),
                 random: chance.f64(),
             };
-            let verdict = match chance.u8(..5) {
+            let verdict = match chance.u8(..6) {
+                5 => Verdict::Unsaid,
                 0 => Verdict::Transient,
                 1 => Verdict::Permanent,
                 2 => Verdict::Park("x".into()),

@@ -8,7 +8,7 @@ mod gaps;
 mod group;
 mod line;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,6 +66,14 @@ pub(crate) trait Rider: Send + Sync {
         Ok(())
     }
 
+    /// A transaction that is not the pen's will store a job under this number, if it commits.
+    fn expect(&self, job: i64) {
+        let _ = job;
+    }
+
+    /// Something else than a job waits to be written.
+    fn wake(&self) {}
+
     /// After the transaction, or the failure to begin one, and before anybody is answered.
     fn committed(&self, outcome: Result<(), &StorageFault>);
 }
@@ -89,6 +97,8 @@ struct Writer {
 thread_local! {
     /// Pens whose transaction is open in a closure further up this thread's stack.
     static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// When the earliest of the jobs is to run that the closure has stored in its transaction.
+    static STORED: Cell<Option<i64>> = const { Cell::new(None) };
 }
 
 impl Pen {
@@ -129,6 +139,20 @@ impl Pen {
     pub(crate) fn is_held_here(&self) -> bool {
         let me = std::ptr::from_ref(self).addr();
         HELD.with_borrow(|held| held.contains(&me))
+    }
+
+    /// A job was stored in a transaction that is open: in a closure's, whose commit tells everybody by itself, or in one of
+    /// the host's.
+    pub(crate) fn expect(&self, job: i64, run_at: i64) {
+        if self.is_held_here() {
+            STORED.set(Some(STORED.get().map_or(run_at, |known| known.min(run_at))));
+        } else {
+            self.each_rider(|rider| rider.expect(job));
+        }
+    }
+
+    pub(crate) fn wake_riders(&self) {
+        self.each_rider(|rider| rider.wake());
     }
 
     /// Writes `op` in a transaction with whatever else is waiting, by whichever thread holds the pen then. When this
@@ -278,7 +302,9 @@ impl Pen {
             let tx = within(left, || Transaction::new_unchecked(connection, TransactionBehavior::Immediate))
                 .map_err(|error| with_wait(fault(error), waited))?;
             held = Some(Stopwatch::start());
+            let synced = raised || self.connector.durability == Durability::Full;
             let mut group = Group::new(&tx, self.path(), self.clock.wall());
+            group.synced = synced;
             group.check_version()?;
             if mode.follows {
                 let version =
@@ -287,7 +313,7 @@ impl Pen {
             }
             self.let_ride(&mut group, |rider, group| rider.open(group))?;
             own(&mut group)?;
-            self.take_followers(&mut group, followers, raised || self.connector.durability == Durability::Full)?;
+            self.take_followers(&mut group, followers, synced)?;
             self.let_ride(&mut group, |rider, group| rider.close(group))?;
             group.write_counts().map_err(fault)?;
             tx.commit().map_err(|error| unknown(fault(error), act))
@@ -359,8 +385,12 @@ impl Pen {
         tx.progress_handler(STEPS, Some(is_over))?;
         let me = std::ptr::from_ref(self).addr();
         HELD.with_borrow_mut(|pens| pens.push(me));
+        STORED.set(None);
         let result = catch_unwind(AssertUnwindSafe(|| f(tx)));
         HELD.with_borrow_mut(Vec::pop);
+        if let Some(run_at) = STORED.take() {
+            group.note_due(run_at);
+        }
         tx.progress_handler(0, None::<fn() -> bool>)?;
         let held_ms = u64::try_from(millis(held.elapsed())).unwrap_or(0);
         if held.elapsed() > CLOSURE_LONG {

@@ -27,6 +27,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::pen::Rider;
+use crate::relay::Relay;
 use crate::schedule::{Entry, Occurrence, Planner, Schedule};
 use crate::store::Store;
 
@@ -209,6 +210,13 @@ impl RunnerBuilder {
         F: Fn(J, &Context) -> anyhow::Result<J::Output> + Send + Sync + 'static,
     {
         self.handlers.push(Handler::new::<J>(f));
+        self
+    }
+
+    /// Publishes jobs of the kind of `J` with `relay`, in a worker's thread: its jobs are messages, whose payload goes out as
+    /// it is stored.
+    pub fn relay<J: Job>(mut self, relay: impl Relay<Receipt = J::Output>) -> Self {
+        self.handlers.push(Handler::relay::<J>(relay));
         self
     }
 

@@ -13,14 +13,15 @@ pub(crate) const VERSION: i64 = STEPS.len() as i64 + 1;
 
 /// How a file of version *n* becomes one of version *n + 1*: step *n - 1*, in one transaction with all later ones and the
 /// version row. A step that keeps programs of the version before it right leaves `OLDEST_WRITER` alone.
-const STEPS: [Step; 1] = [|tx| tx.execute_batch(include_str!("schema/2.sql"))];
+const STEPS: [Step; 2] =
+    [|tx| tx.execute_batch(include_str!("schema/2.sql")), |tx| tx.execute_batch(include_str!("schema/3.sql"))];
 
 type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
 
 const SCHEMA: &str = include_str!("../schema.sql");
 const FIRST_ROW: &str = "INSERT INTO birkez_version (one, version, oldest_writer) VALUES (1, ?1, ?2)";
 /// The oldest version whose programs may write beside this one's.
-const OLDEST_WRITER: i64 = 2;
+const OLDEST_WRITER: i64 = 3;
 
 /// What the version row says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +97,7 @@ fn upgrade(tx: &Transaction<'_>, from: i64, steps: &[Step]) -> rusqlite::Result<
     let done = usize::try_from(from - 1).unwrap_or(0);
     for (step, to) in steps.iter().zip(2..).skip(done) {
         step(tx)?;
-        let note = "UPDATE main.birkez_version SET version = ?1, oldest_writer = max(oldest_writer, ?2)";
+        let note = "UPDATE main.birkez_version SET version = ?1, oldest_writer = max(oldest_writer, min(?1, ?2))";
         tx.execute(note, [to, OLDEST_WRITER])?;
     }
     Ok(())
@@ -129,7 +130,7 @@ mod tests {
         try_upgrade(&file, &[ADD_COLUMN]).unwrap();
         // Once more would fail: the column is there.
         try_upgrade(&file, &[ADD_COLUMN]).unwrap();
-        assert_eq!(read(&file).unwrap(), Some(Found { version: 2, oldest_writer: OLDEST_WRITER }));
+        assert_eq!(read(&file).unwrap(), Some(Found { version: 2, oldest_writer: 2 }));
         file.execute("UPDATE birkez_job SET label = 'x'", []).unwrap();
     }
 

@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use rusqlite::params;
 
+use crate::enqueue::text;
 use crate::failure::Class;
-use crate::outcome::{Next, Output, Settlement};
+use crate::ordering::{gate_in_line, move_up};
+use crate::outcome::{Facts, Next, Output, Settlement};
 use crate::owner::Owner;
 use crate::pen::Group;
+use crate::retry::RetryPolicy;
 use crate::sql;
 
 /// A job in the hands of a worker.
@@ -28,7 +31,26 @@ pub(crate) struct Claim {
     pub suspect: bool,
     /// It belongs to the callers of `once`.
     pub for_callers: bool,
+    /// Once started, it does not run again by itself.
+    pub at_most_once: bool,
+    /// Its ordering key.
+    pub ordering_key: Option<String>,
+    /// What the world outside tells repeats by.
+    pub idempotency: String,
     pub owner: Arc<Owner>,
+}
+
+impl Claim {
+    /// What the decision about its end rests on.
+    pub(crate) fn facts<'a>(&self, policy: &'a RetryPolicy, now: i64, random: f64) -> Facts<'a> {
+        let (attempt, since, deadline, at_most_once) = (self.attempt, self.since, self.deadline, self.at_most_once);
+        Facts { attempt, since, now, deadline, policy, at_most_once, random }
+    }
+
+    /// The line that it stands in: one that belongs to callers stands in none.
+    fn line(&self) -> Option<&str> {
+        self.ordering_key.as_deref().filter(|_| !self.for_callers)
+    }
 }
 
 /// What came of a settling.
@@ -56,6 +78,9 @@ pub(crate) fn settle(group: &mut Group<'_>, claim: &Claim, settlement: &Settleme
         write_done(group, claim, settlement, output)?;
     } else {
         write_other(group, claim, settlement)?;
+    }
+    if let (Some(ordering_key), Next::Done(_) | Next::Dead) = (claim.line(), &settlement.next) {
+        move_up(group, ordering_key)?;
     }
     if let Some(record) = &settlement.record {
         group.statement(sql::RECORD_ATTEMPT)?.execute(params![
@@ -107,7 +132,8 @@ fn write_other(group: &mut Group<'_>, claim: &Claim, settlement: &Settlement) ->
         Next::Dead => (state, finished) = (3, Some(group.now)),
         Next::Done(_) => unreachable!("written elsewhere"),
     }
-    if gate.is_some() && !claim.for_callers {
+    if let Some(open) = gate.filter(|_| !claim.for_callers) {
+        gate = Some(gate_in_line(group, claim.id, claim.line(), open)?);
         group.note_due(run_at);
     }
     group.statement(sql::SETTLE)?.execute(params![
@@ -153,7 +179,8 @@ struct Held {
     on_crash: i64,
     kind: String,
     attempts: u32,
-    gate: Option<i64>,
+    for_callers: bool,
+    ordering_key: Option<String>,
 }
 
 impl Held {
@@ -166,7 +193,8 @@ impl Held {
             on_crash: row.get(4)?,
             kind: row.get(5)?,
             attempts: row.get(6)?,
-            gate: row.get(7)?,
+            for_callers: row.get(7)?,
+            ordering_key: text(row, 8)?,
         })
     }
 }
@@ -180,7 +208,11 @@ fn take_back_one(group: &mut Group<'_>, held: &Held) -> rusqlite::Result<()> {
         (_, false) => (0, None),
     };
     let text = class.map(|_| "its process died");
-    let gate = (state == 0).then_some(if held.gate == Some(4) { 4 } else { 3 });
+    let gate = match (state, held.for_callers) {
+        (0, true) => Some(4),
+        (0, false) => Some(gate_in_line(group, held.job, held.ordering_key.as_deref(), 3)?),
+        _ => None,
+    };
     let reason = (state == 1).then_some(Class::UnknownOutcome.as_str());
     let finished = (state == 3).then_some(group.now);
     group.statement(sql::TAKE_BACK)?.execute(params![
@@ -208,6 +240,9 @@ fn take_back_one(group: &mut Group<'_>, held: &Held) -> rusqlite::Result<()> {
     }
     if finished.is_some() {
         group.count(&held.kind, state, 1);
+        if let Some(ordering_key) = held.ordering_key.as_deref().filter(|_| !held.for_callers) {
+            move_up(group, ordering_key)?;
+        }
     }
     Ok(())
 }

@@ -1,21 +1,53 @@
 //! Every statement that birkez runs, in the order of a job's life. Values are always bound, never pasted.
 
+/// Which jobs are in the line of an ordering key: the condition of `birkez_job_line`, word for word, or SQLite would walk
+/// all jobs.
+macro_rules! in_line {
+    ($job:literal) => {
+        concat!(
+            $job,
+            ".for_callers = 0 AND (",
+            $job,
+            ".state < 2 OR (",
+            $job,
+            ".state = 3 AND ",
+            $job,
+            ".holds_key = 1))"
+        )
+    };
+}
+
 /// Whether this program may write, asked in every write transaction.
 pub(crate) const VERSION: &str = "SELECT version, oldest_writer FROM main.birkez_version WHERE one = 1";
 
 // ---- enqueue
 
-/// `gate` is bound, since a job that is due at once needs no look before it can be claimed.
-pub(crate) const INSERT_JOB: &str = "
+/// `gate` is bound, since a job that is due at once needs no look before it can be claimed; behind others in its line it
+/// is 2. What is corrected stays NULL if it is not there.
+pub(crate) const INSERT_JOB: &str = concat!(
+    "
 INSERT INTO main.birkez_job (kind, key, payload, shape, fingerprint, gate, run_at, priority, ordering_key, version, created_at,
-                             for_callers)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
-ON CONFLICT (kind, key) DO NOTHING";
+                             for_callers, idempotency, holds_key, corrects)
+VALUES (?1, ?2, ?3, ?4, ?5,
+        CASE WHEN ?9 IS NOT NULL AND ?12 = 0
+                  AND EXISTS (SELECT 1 FROM main.birkez_job AS ahead WHERE ahead.ordering_key = ?9 AND ",
+    in_line!("ahead"),
+    ") THEN 2 ELSE ?6 END,
+        ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14,
+        CASE WHEN ?15 IS NOT NULL THEN (SELECT id FROM main.birkez_job WHERE kind = ?15 AND key = ?16) END)
+ON CONFLICT (kind, key) DO NOTHING"
+);
+
+/// Takes back an INSERT of this transaction's.
+pub(crate) const UNDO_INSERT: &str = "DELETE FROM main.birkez_job WHERE id = ?1 AND corrects IS NULL";
+
+/// Whether a transaction that stored a job has committed.
+pub(crate) const IS_THERE: &str = "SELECT EXISTS (SELECT 1 FROM main.birkez_job WHERE id = ?1)";
 
 const KNOWN_JOB_COLUMNS: &str = "
 SELECT job.id, job.kind, job.payload, job.shape, job.fingerprint, job.state, job.for_callers, job.run_at, job.attempts,
        job.reason, job.result, job.result_note, job.error_class, job.error_text, lease.runner, job.claims, job.suspect,
-       job.deadline
+       job.deadline, job.ordering_key, job.idempotency
 FROM main.birkez_job AS job LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
 WHERE job.kind = ?1 AND job.key = ?2";
 
@@ -28,22 +60,40 @@ pub(crate) const SET_FINGERPRINT: &str =
 
 // ---- let in what has come due
 
-/// Also the first look at a plain INSERT: what it left out is filled in. At most 1,000 at a time, so that a flood of due
-/// jobs does not hold the writer lock; [`crate::claim::let_in`] knows the number too. It is no parameter: SQLite looks at a
-/// bound LIMIT while it plans, and prepares the statement anew each time that it is bound.
-pub(crate) const LET_IN: &str = "
+/// Also the first look at a plain INSERT: what it left out is filled in, and whatever has others in front of it in its line
+/// waits behind them. At most 1,000 at a time, so that a flood of due jobs does not hold the writer lock;
+/// [`crate::claim::let_in`] knows the number too. It is no parameter: SQLite looks at a bound LIMIT while it plans, and
+/// prepares the statement anew each time that it is bound.
+pub(crate) const LET_IN: &str = concat!(
+    "
 UPDATE main.birkez_job
-SET gate = 1,
+SET gate = CASE WHEN ordering_key IS NOT NULL
+                     AND EXISTS (SELECT 1 FROM main.birkez_job AS ahead
+                                 WHERE ahead.ordering_key = birkez_job.ordering_key AND ahead.id < birkez_job.id AND ",
+    in_line!("ahead"),
+    ") THEN 2 ELSE 1 END,
     run_at = CASE run_at WHEN 0 THEN ?1 ELSE run_at END,
     created_at = CASE created_at WHEN 0 THEN ?1 ELSE created_at END
-WHERE id IN (SELECT id FROM main.birkez_job WHERE gate = 0 AND run_at <= ?1 ORDER BY run_at LIMIT 1000)";
+WHERE id IN (SELECT id FROM main.birkez_job WHERE gate = 0 AND run_at <= ?1 ORDER BY run_at LIMIT 1000)"
+);
 
 pub(crate) const NEXT_DUE: &str = "SELECT run_at FROM main.birkez_job WHERE gate = 0 ORDER BY run_at LIMIT 1";
+
+// ---- ordering keys
+
+/// The first in the line of an ordering key.
+pub(crate) const HEAD_OF_LINE: &str = concat!(
+    "SELECT id, gate, run_at, suspect IS NOT NULL FROM main.birkez_job WHERE ordering_key = ?1 AND ",
+    in_line!("birkez_job"),
+    " ORDER BY id LIMIT 1"
+);
+
+pub(crate) const SET_GATE: &str = "UPDATE main.birkez_job SET gate = ?2 WHERE id = ?1";
 
 // ---- claim
 
 const CANDIDATE: &str = "
-SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate
+SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate, ordering_key, idempotency
 FROM main.birkez_job
 WHERE gate = {gate} AND kind = ?{kind} AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id)";
 
@@ -62,7 +112,7 @@ SELECT priority FROM main.birkez_job WHERE gate = 1 AND kind = ?1 AND priority <
 
 /// The claimable jobs of a kind at a priority, oldest first.
 pub(crate) const CANDIDATES_AT: &str = "
-SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate
+SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate, ordering_key, idempotency
 FROM main.birkez_job
 WHERE gate = 1 AND kind = ?1 AND priority = ?2
   AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id)
@@ -83,6 +133,27 @@ WHERE token < excluded.token
 
 /// A suspect is charged in its claim's commit, so that a crash finds it charged.
 pub(crate) const CHARGE: &str = "UPDATE main.birkez_job SET attempts = ?2 WHERE id = ?1";
+
+/// For a row that another program stored.
+pub(crate) const SET_IDEMPOTENCY: &str =
+    "UPDATE main.birkez_job SET idempotency = ?2 WHERE id = ?1 AND idempotency IS NULL";
+
+// ---- in the middle of an attempt
+
+/// What a step has stored, and whether the attempt still holds its lease.
+pub(crate) const STEP: &str = "
+SELECT (SELECT output FROM main.birkez_step WHERE job_id = ?1 AND name = ?4),
+       EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = ?1 AND runner = ?2 AND token = ?3)";
+
+pub(crate) const STORE_STEP: &str = "
+INSERT INTO main.birkez_step (job_id, name, output, at)
+SELECT ?1, ?4, ?5, ?6 WHERE EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = ?1 AND runner = ?2 AND token = ?3)
+ON CONFLICT (job_id, name) DO UPDATE SET output = excluded.output, at = excluded.at";
+
+pub(crate) const NOTE_PROGRESS: &str = "
+INSERT INTO main.birkez_progress (job_id, done, total, note, at)
+SELECT ?1, ?4, ?5, ?6, ?7 WHERE EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = ?1 AND runner = ?2 AND token = ?3)
+ON CONFLICT (job_id) DO UPDATE SET done = excluded.done, total = excluded.total, note = excluded.note, at = excluded.at";
 
 // ---- settle
 
@@ -123,6 +194,13 @@ UPDATE main.birkez_job
 SET state = 0, gate = CASE for_callers WHEN 1 THEN 4 ELSE 0 END, reason = NULL, run_at = ?2, deadline = NULL
 WHERE id IN (SELECT id FROM main.birkez_job WHERE state = 1 AND reason = ?1 LIMIT ?3)";
 
+/// What a person has decided of a parked job. `claims` stays: its token is out with nobody.
+pub(crate) const RESOLVE: &str = "
+UPDATE main.birkez_job
+SET state = ?2, gate = ?3, run_at = ?4, reason = NULL, attempts = CASE ?2 WHEN 0 THEN 0 ELSE attempts END, deadline = NULL,
+    result = ?5, result_note = NULL, suspect = NULL, finished_at = ?6
+WHERE id = ?1 AND state = 1";
+
 // ---- owners
 
 pub(crate) const REGISTER_RUNNER: &str = "
@@ -150,7 +228,8 @@ SELECT id, uuid, has_lock, boot, beat, lease_ms FROM main.birkez_runner WHERE en
 pub(crate) const RUNNER_BEAT: &str = "SELECT beat FROM main.birkez_runner WHERE id = ?1 AND ended_at IS NULL";
 
 pub(crate) const LEASES_OF: &str = "
-SELECT lease.job_id, lease.token, lease.attempt, lease.since, lease.on_crash, job.kind, job.attempts, job.gate
+SELECT lease.job_id, lease.token, lease.attempt, lease.since, lease.on_crash, job.kind, job.attempts, job.for_callers,
+       job.ordering_key
 FROM main.birkez_lease AS lease JOIN main.birkez_job AS job ON job.id = lease.job_id
 WHERE lease.runner = ?1";
 
@@ -177,8 +256,13 @@ SELECT EXISTS (SELECT 1 FROM main.birkez_job
 const JOB_COLUMNS: &str = "
 SELECT job.id, job.kind, job.key, job.state, lease.job_id IS NOT NULL, job.run_at, job.priority, job.attempts,
        job.reason, job.error_class, job.error_text, job.created_at, job.finished_at, lease.since, job.ordering_key,
-       job.version, job.suspect, job.for_callers
-FROM main.birkez_job AS job LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id";
+       job.version, job.suspect, job.for_callers, job.idempotency, job.corrects, corrected.state,
+       EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = job.corrects), progress.done, progress.total, progress.note,
+       progress.at
+FROM main.birkez_job AS job
+LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
+LEFT JOIN main.birkez_job AS corrected ON corrected.id = job.corrects
+LEFT JOIN main.birkez_progress AS progress ON progress.job_id = job.id";
 
 pub(crate) fn job_by_id() -> String {
     format!("{JOB_COLUMNS} WHERE job.id = ?1")
@@ -187,6 +271,12 @@ pub(crate) fn job_by_id() -> String {
 pub(crate) fn job_by_name() -> String {
     format!("{JOB_COLUMNS} WHERE job.kind = ?1 AND job.key = ?2")
 }
+
+pub(crate) const CORRECTED_BY: &str = "
+SELECT job.id, job.state, EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = job.id)
+FROM main.birkez_job AS job WHERE job.corrects = ?1 ORDER BY job.id";
+
+pub(crate) const STEPS: &str = "SELECT name, output, at FROM main.birkez_step WHERE job_id = ?1 ORDER BY at, name";
 
 pub(crate) const ATTEMPTS: &str = "
 SELECT attempt, class, text, charged, started_at, ended_at FROM main.birkez_attempt WHERE job_id = ?1 ORDER BY token";

@@ -53,6 +53,33 @@ impl fmt::Display for State {
     }
 }
 
+/// A job by its name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct JobName {
+    /// Its kind.
+    pub kind: String,
+    /// Its key.
+    pub key: String,
+}
+
+impl JobName {
+    /// The job of `kind` with this key.
+    ///
+    /// ```
+    /// use birkez::JobName;
+    /// assert_eq!(JobName::new("mail", "invoice-17").to_string(), "mail invoice-17");
+    /// ```
+    pub fn new(kind: impl Into<String>, key: impl Into<String>) -> JobName {
+        JobName { kind: kind.into(), key: key.into() }
+    }
+}
+
+impl fmt::Display for JobName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.key)
+    }
+}
+
 /// A job that exists, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct JobRef {

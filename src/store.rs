@@ -3,6 +3,7 @@
 mod builder;
 mod look;
 mod once;
+mod resolve;
 mod resume;
 mod write;
 
@@ -14,12 +15,14 @@ use r2d2_sqlite::SqliteConnectionManager;
 use rusqlite::params;
 
 pub use self::builder::StoreBuilder;
-pub use self::look::{Attempt, JobInfo};
+pub use self::look::{Attempt, JobInfo, StepInfo};
 pub(crate) use self::once::ended_by;
+pub use self::resolve::Resolution;
 pub(crate) use self::write::Written;
 use crate::clock::Clock;
 use crate::connect::{Connector, within};
 use crate::endings::Endings;
+use crate::enqueue::Terms;
 use crate::error::{Error, Result};
 use crate::fault::StorageFault;
 use crate::owner::{Owner, Watch};
@@ -56,7 +59,7 @@ pub(crate) struct Inner {
     pub clock: Arc<dyn Clock>,
     pub busy: Duration,
     pub lease: Duration,
-    pub payload_limit: usize,
+    pub terms: Terms,
     pool_size: u32,
     pool: OnceLock<r2d2::Pool<SqliteConnectionManager>>,
     owner: Mutex<Option<Arc<Owner>>>,

@@ -160,7 +160,7 @@ fn assert_all_work(made: &[(&'static str, Told)]) {
 
 /// `enqueue_in` is the call that works inside.
 fn enqueue_in(store: &Store, tx: &Transaction<'_>, name: &str) -> anyhow::Result<()> {
-    anyhow::ensure!(store.enqueue_in(tx, &work(name))?.fresh);
+    anyhow::ensure!(store.enqueue_in(tx, &work(name))?.is_fresh());
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use birkez::{Error, JobRef, State};
+use birkez::{Error, JobName, JobRef, State};
 use serde_json::Value;
 
 const DOCS: &str = include_str!("../src/error.rs");
@@ -23,6 +23,7 @@ fn of_jobs() -> Vec<Error> {
     let (kind, key) = (|| "mail".to_owned(), || "invoice-17".to_owned());
     let existing = || JobRef { id: 4711, state: State::Dead };
     let (text, class) = (|| "no route".to_owned(), || "transient".to_owned());
+    let step = || "charge".to_owned();
     vec![
         Error::PayloadTooLarge { kind: kind(), key: key(), size: 300_000, limit: 262_144 },
         Error::PayloadInvalid { kind: kind(), key: key(), source: cause() },
@@ -38,6 +39,12 @@ fn of_jobs() -> Vec<Error> {
         Error::LeaseLost { kind: kind(), key: key() },
         Error::AlreadySettled { kind: kind(), key: key() },
         Error::OutputMismatch { kind: kind(), key: key() },
+        Error::NothingToCorrect { kind: kind(), key: key(), corrected: JobName::new("mail", "invoice-16") },
+        Error::StepInvalid { kind: kind(), key: key(), step: String::new() },
+        Error::StepRepeated { kind: kind(), key: key(), step: step() },
+        Error::StepUnreadable { kind: kind(), key: key(), step: step(), source: cause() },
+        Error::StepNotStored { kind: kind(), key: key(), step: step(), note: "too_large" },
+        Error::NotParked { kind: kind(), key: key(), state: State::Done },
     ]
 }
 
@@ -57,6 +64,9 @@ fn of_others() -> Vec<Error> {
         Error::OutcomeUnknown { act, cause: "disk I/O error".into() },
         Error::Interrupted { act, held_ms: 5_001 },
         Error::Closure { act, source: cause() },
+        Error::StaleTransaction { act },
+        Error::NoSuchJob { id: 4711 },
+        Error::MustResolve,
         Error::NotWal { path: path(), mode: "delete".into() },
         Error::NotADatabase { path: path() },
         Error::OtherFile { path: path(), other: "/home/other.db".into() },
@@ -172,7 +182,9 @@ fn an_error_that_speaks_of_a_job_names_it_and_its_message_is_for_people() {
     for error in of_others() {
         let text = error.to_string();
         let names_its_act = text.contains("enqueue") || text.contains("`mail`") || text.contains("/home/panel.db");
-        assert!(names_its_act || text.contains("nightly") || text.contains("401") || text.contains("3.40.1"), "{text}");
+        let names_its_object =
+            ["nightly", "401", "3.40.1", "job 4711", "unknown_outcome"].iter().any(|it| text.contains(it));
+        assert!(names_its_act || names_its_object, "{text}");
     }
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use birkez::testing::{Drain, ManualClock, TempStore};
 use birkez::{
-    Class, Context, Enqueued, Error, Failure, Job, MAX_KEY, MAX_KIND, RetryPolicy, Runner, Standing, State, Store,
-    Verdicts,
+    Class, Context, Enqueued, EnqueuedIn, Error, Failure, Job, MAX_KEY, MAX_KIND, RetryPolicy, Runner, Standing, State,
+    Store, Verdicts,
 };
 use chrono::{DateTime, Utc};
 use common::{rows, run_sql};
@@ -118,7 +118,12 @@ fn a_known_key_is_answered_with_its_state_and_what_is_stored_and_nothing_changes
     }
     store
         .write(|tx| {
-            jobs.iter().for_each(|job| assert_standing(job, &store.enqueue_in(tx, job).unwrap()));
+            for job in &jobs {
+                match store.enqueue_in(tx, job)? {
+                    EnqueuedIn::Existing(met) => assert_standing(job, &met),
+                    EnqueuedIn::Fresh => panic!("{} is fresh", job.key),
+                }
+            }
             Ok(())
         })
         .unwrap();

@@ -274,7 +274,7 @@ fn a_file_that_only_newer_programs_may_write_is_refused_and_stays_as_it_was() {
     let error = folder.open().unwrap_err();
     assert_eq!(error.code(), "NEWER_SCHEMA");
     let text = error.to_string();
-    for word in [folder.path().to_str().unwrap(), "1007", "1005", "knows 2", "update the program"] {
+    for word in [folder.path().to_str().unwrap(), "1007", "1005", "knows 3", "update the program"] {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
     assert!(fs::read(folder.path()).unwrap() == before);

@@ -27,6 +27,15 @@ impl Error {
             Error::ResultUnreadable { .. } => "RESULT_UNREADABLE",
             Error::LeaseLost { .. } => "LEASE_LOST",
             Error::AlreadySettled { .. } => "ALREADY_SETTLED",
+            Error::NothingToCorrect { .. } => "NOTHING_TO_CORRECT",
+            Error::StepInvalid { .. } => "STEP_INVALID",
+            Error::StepRepeated { .. } => "STEP_REPEATED",
+            Error::StepUnreadable { .. } => "STEP_UNREADABLE",
+            Error::StepNotStored { .. } => "STEP_NOT_STORED",
+            Error::NoSuchJob { .. } => "NO_SUCH_JOB",
+            Error::NotParked { .. } => "NOT_PARKED",
+            Error::MustResolve => "MUST_RESOLVE",
+            Error::StaleTransaction { .. } => "STALE_TRANSACTION",
             Error::OutputMismatch { .. } => "OUTPUT_MISMATCH",
             Error::InsideTransaction { .. } => "INSIDE_TRANSACTION",
             Error::TransactionEnded { .. } => "TRANSACTION_ENDED",
@@ -57,9 +66,11 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Failed { retryable, .. } => *retryable,
-            Error::InProgress { .. } | Error::Busy { .. } | Error::DiskFull { .. } | Error::OutcomeUnknown { .. } => {
-                true
-            }
+            Error::InProgress { .. }
+            | Error::Busy { .. }
+            | Error::StaleTransaction { .. }
+            | Error::DiskFull { .. }
+            | Error::OutcomeUnknown { .. } => true,
             _ => false,
         }
     }
@@ -80,6 +91,12 @@ impl Error {
             | Error::ResultUnreadable { kind, key, .. }
             | Error::LeaseLost { kind, key }
             | Error::AlreadySettled { kind, key }
+            | Error::NothingToCorrect { kind, key, .. }
+            | Error::StepInvalid { kind, key, .. }
+            | Error::StepRepeated { kind, key, .. }
+            | Error::StepUnreadable { kind, key, .. }
+            | Error::StepNotStored { kind, key, .. }
+            | Error::NotParked { kind, key, .. }
             | Error::OutputMismatch { kind, key } => Some((kind, key)),
             _ => None,
         }

@@ -62,6 +62,8 @@ pub(crate) struct Group<'a> {
     pub due_later: Option<i64>,
     /// Whether something in it has changed a schedule, or what is asked of one.
     pub calendar: bool,
+    /// Whether its COMMIT is synced.
+    pub synced: bool,
     /// Workers that will be free once it is committed.
     pub freed: usize,
     /// Set by an atomic operation whose answer is kept and whose writes are not.
@@ -83,6 +85,7 @@ impl<'a> Group<'a> {
             claimable: false,
             due_later: None,
             calendar: false,
+            synced: false,
             freed: 0,
             undo: false,
             counts: Vec::new(),

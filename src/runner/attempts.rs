@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::hanging;
-use crate::context::Flags;
+use crate::context::{Flags, Noted};
 use crate::settle::Claim;
 
 /// See the module.
@@ -85,6 +85,18 @@ impl Attempts {
         self.hanging.store(state.given_up.len(), Ordering::Release);
         drop(state);
         late
+    }
+
+    /// What attempts have said of their progress and is to be written now.
+    pub(super) fn take_progress(&self, now: Duration) -> Vec<(Running, Noted)> {
+        let state = self.lock();
+        let due = |running: &Running| Some((running.clone(), running.flags.progress.take_due(now)?));
+        state.running.values().filter_map(due).collect()
+    }
+
+    /// How long until some of it is.
+    pub(super) fn next_progress(&self, now: Duration) -> Option<Duration> {
+        self.lock().running.values().filter_map(|running| running.flags.progress.due_in(now)).min()
     }
 
     /// How long until the next attempt's time is over.

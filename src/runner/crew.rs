@@ -1,6 +1,7 @@
 //! What the threads of a runner share, and its part in every transaction: claiming for its workers.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,26 +12,37 @@ use super::attempts::Attempts;
 use super::buffer::Buffer;
 use super::handlers::Handlers;
 use super::pace::{Pace, REACH};
-use crate::claim::{Fairness, Wish, claim, claim_suspect, let_in, next_due};
+use crate::claim::{Candidate, Fairness, Traits, Wish, claim, claim_suspect, let_in, next_due};
 use crate::context::Flags;
 use crate::endings::Ending;
 use crate::error::Error;
 use crate::fault::StorageFault;
 use crate::outcome::Ended;
 use crate::owner::Owner;
-use crate::pen::{Group, Rider};
-use crate::retry::RetryPolicy;
+use crate::pen::{Group, Mode, Rider};
 use crate::settle::Claim;
+use crate::sql;
 use crate::store::{Inner, Store};
 
 /// Nothing is due in the future.
 pub(super) const NEVER: i64 = i64::MAX;
+
+/// How long a COMMIT of the host's is waited for, once it has stored a job.
+const EXPECT_FOR: Duration = Duration::from_secs(1);
+/// Most jobs that are looked for in that way; any of them leads to a look that finds the others.
+const EXPECTED: usize = 256;
 
 /// See the module.
 pub(super) struct Crew {
     pub store: Store,
     pub handlers: Handlers,
     names: Vec<String>,
+    /// Of them, those that are claimed in a synced transaction only.
+    at_most_once: Vec<String>,
+    /// Jobs of such kinds may be waiting for one.
+    wants_sync: AtomicBool,
+    /// Jobs that transactions of the host's store if they commit, and until when each is looked for.
+    expected: Mutex<VecDeque<(i64, Duration)>>,
     pub workers: usize,
     pub buffer: Buffer,
     pub attempts: Attempts,
@@ -90,12 +102,15 @@ impl Crew {
         owner: Arc<Owner>,
         calendar_waits: Arc<AtomicBool>,
     ) -> Crew {
-        let names = handlers.names();
+        let (names, at_most_once) = (handlers.names(), handlers.at_most_once());
         let attempts = Attempts::of(store.path());
         Crew {
             store,
             handlers,
             names,
+            at_most_once,
+            wants_sync: AtomicBool::new(false),
+            expected: Mutex::default(),
             workers,
             buffer: Buffer::default(),
             attempts,
@@ -220,7 +235,7 @@ impl Crew {
     /// How an attempt ended, to be written with the next transaction.
     pub(super) fn push(&self, claim: Arc<Claim>, ended: Ended) {
         self.end_trial(&claim);
-        let policy = self.policy(&claim.kind);
+        let policy = self.traits(&claim.kind).policy;
         self.unwritten.fetch_add(1, Ordering::AcqRel);
         let unwritten = Some(Arc::clone(&self.unwritten));
         self.inner().endings.push(Ending { claim, ended, policy, told: None, unwritten });
@@ -287,6 +302,26 @@ impl Crew {
         self.round.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether jobs may be waiting for a transaction that is synced.
+    pub(super) fn wants_sync(&self) -> bool {
+        self.wants_sync.load(Ordering::Acquire)
+    }
+
+    /// How the next transaction that is this crew's own is to be written.
+    pub(super) fn mode(&self, follows: bool) -> Mode {
+        Mode { follows, synced: self.wants_sync.swap(false, Ordering::AcqRel), ..Mode::default() }
+    }
+
+    /// Jobs that are looked for until a transaction of the host's commits, or until it is clear that none will soon.
+    pub(super) fn expected(&self) -> MutexGuard<'_, VecDeque<(i64, Duration)>> {
+        let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.now();
+        while expected.front().is_some_and(|(_, until)| *until <= now) {
+            expected.pop_front();
+        }
+        expected
+    }
+
     /// Asks the next transaction to look through the whole file for this crew.
     pub(super) fn ask_whole(&self) {
         self.round().whole = true;
@@ -294,12 +329,41 @@ impl Crew {
 
     /// Claims for this crew, and says whether something claimable is left.
     fn fill(&self, group: &mut Group<'_>, round: &mut Round) -> rusqlite::Result<bool> {
-        let kinds = self.open_kinds();
+        let mut kinds = self.open_kinds();
+        let unsynced = self.leave_unsynced(group, &mut kinds)?;
         let owner = self.owner();
         let trial = &self.inner().trial;
         if kinds.is_empty() || owner.is_lost() || trial.is_on(self.now()) {
             return Ok(true);
         }
+        Ok(self.claim_into(group, round, &owner, &kinds)? || unsynced)
+    }
+
+    /// Takes out the kinds whose claim must be synced if this transaction is not. True if one of them has a job to claim.
+    fn leave_unsynced(&self, group: &Group<'_>, kinds: &mut Vec<String>) -> rusqlite::Result<bool> {
+        if group.synced || self.at_most_once.is_empty() {
+            return Ok(false);
+        }
+        let mut left = false;
+        let mut ask = group.statement(sql::ANYTHING_CLAIMABLE)?;
+        for kind in kinds.extract_if(.., |kind| self.at_most_once.contains(kind)) {
+            left |= ask.query_row([kind], |row| row.get::<_, bool>(0))?;
+        }
+        if left {
+            self.wants_sync.store(true, Ordering::Release);
+            self.bell.ring();
+        }
+        Ok(left)
+    }
+
+    /// Claims jobs of `kinds`, and says whether more of them may be left.
+    fn claim_into(
+        &self,
+        group: &mut Group<'_>,
+        round: &mut Round,
+        owner: &Arc<Owner>,
+        kinds: &[String],
+    ) -> rusqlite::Result<bool> {
         // As many threads may hang as there are workers: kinds in which some do get no more than what is left.
         let tainted = self.attempts.given_up_kinds();
         let is_tainted = |kind: &str| tainted.iter().any(|tainted| tainted == kind);
@@ -314,19 +378,25 @@ impl Crew {
         // Whoever only stores a job claims for idle workers; claiming ahead is the keeper's.
         let ahead = if round.whole { budget.jobs } else { 0 };
         let budget = RefCell::new(budget);
+        // What is claimed ahead holds up its line, or is taken for begun if the process dies.
+        let may_lie = |job: &Candidate| {
+            !is_tainted(&job.kind) && job.ordering_key.is_none() && !self.at_most_once.contains(&job.kind)
+        };
         let wish = Wish {
-            owner: &owner,
-            kinds: &kinds,
+            owner,
+            kinds,
             idle,
             ahead,
-            may_wait: &|kind| !is_tainted(kind) && budget.borrow_mut().spend(kind),
-            is_quick: &|kind| !is_tainted(kind) && budget.borrow().is_quick(kind),
+            may_wait: &|job| may_lie(job) && budget.borrow_mut().spend(&job.kind),
+            is_quick: &|job| may_lie(job) && budget.borrow().is_quick(&job.kind),
+            traits: &|kind| self.traits(kind),
+            idempotency: &|job| self.idempotency(job),
             runs_here: &|job| self.attempts.runs_here(job),
         };
         if idle > 0
-            && let Some(suspect) = claim_suspect(group, &wish, |kind| self.policy(kind))?
+            && let Some(suspect) = claim_suspect(group, &wish)?
         {
-            trial.begin(suspect.id, self.now());
+            self.inner().trial.begin(suspect.id, self.now());
             round.claimed.push(suspect);
             return Ok(true);
         }
@@ -366,8 +436,13 @@ impl Crew {
         Ok(())
     }
 
-    fn policy(&self, kind: &str) -> RetryPolicy {
-        self.handlers.of(kind).map(|handler| handler.policy.clone()).unwrap_or_default()
+    fn traits(&self, kind: &str) -> Traits {
+        self.handlers.of(kind).map(|handler| handler.traits.clone()).unwrap_or_default()
+    }
+
+    fn idempotency(&self, job: &Candidate) -> String {
+        let secret = &self.inner().terms.secret;
+        self.handlers.of(&job.kind).map(|handler| handler.idempotency(secret, job)).unwrap_or_default()
     }
 }
 
@@ -378,6 +453,20 @@ impl Rider for Crew {
         let closed = self.close_round(group);
         self.buffer.lay_down(1);
         closed
+    }
+
+    fn expect(&self, job: i64) {
+        let mut expected = self.expected();
+        if expected.len() >= EXPECTED {
+            expected.pop_front();
+        }
+        expected.push_back((job, self.now() + EXPECT_FOR));
+        drop(expected);
+        self.bell.ring();
+    }
+
+    fn wake(&self) {
+        self.bell.ring();
     }
 
     fn committed(&self, outcome: Result<(), &StorageFault>) {

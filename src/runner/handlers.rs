@@ -5,13 +5,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
+
+use crate::claim::{Candidate, Traits};
 use crate::context::{Context, Flags, encode};
 use crate::enqueue::decode;
 use crate::error::{Error, Result};
 use crate::failure::{panicked, safe_text};
+use crate::idempotency;
 use crate::job::{Job, check_kind};
 use crate::outcome::Ended;
-use crate::retry::RetryPolicy;
+use crate::relay::{Message, Relay};
 use crate::settle::Claim;
 use crate::store::Store;
 use crate::store::ended_by;
@@ -27,7 +31,8 @@ pub(super) struct Handler {
     pub kind: &'static str,
     former: &'static [&'static str],
     shape: u32,
-    pub policy: RetryPolicy,
+    pub traits: Traits,
+    key_as_is: bool,
     pub timeout: Option<Duration>,
     make: Make,
     run: Box<Run>,
@@ -35,26 +40,41 @@ pub(super) struct Handler {
 
 impl Handler {
     pub(super) fn new<J: Job>(f: impl Fn(J, &Context) -> anyhow::Result<J::Output> + Send + Sync + 'static) -> Handler {
-        let run = move |cx: Context, store: &Store| {
-            let payload = cx.claim.payload.as_deref();
-            let job = match payload.map(|payload| decode::<J>(cx.claim.shape, payload)) {
-                Some(Ok(job)) => job,
-                Some(Err(error)) => return undecodable(&format!("payload does not decode as {}: {error:#}", J::KIND)),
-                None => return undecodable("payload is gone"),
-            };
-            match f(job, &cx) {
-                Ok(output) => Ended::Done(encode(&output, store.inner.payload_limit)),
-                Err(error) => ended_by(&error),
-            }
+        Handler::of_payload::<J>(move |payload, cx, store| match decode::<J>(cx.claim.shape, payload) {
+            Ok(job) => ended(f(job, cx), store),
+            Err(error) => undecodable(&format!("payload does not decode as {}: {error:#}", J::KIND)),
+        })
+    }
+
+    pub(super) fn relay<J: Job>(relay: impl Relay<Receipt = J::Output>) -> Handler {
+        Handler::of_payload::<J>(move |body, cx, store| {
+            let message = Message { cx, id: cx.idempotency_key(), body };
+            ended(relay.publish(&message, cx), store)
+        })
+    }
+
+    fn of_payload<J: Job>(f: impl Fn(&str, &Context, &Store) -> Ended + Send + Sync + 'static) -> Handler {
+        let run = move |cx: Context, store: &Store| match cx.claim.payload.as_deref() {
+            Some(payload) => f(payload, &cx, store),
+            None => undecodable("payload is gone"),
         };
         Handler {
             kind: J::KIND,
             former: J::FORMER_KINDS,
             shape: J::SHAPE,
-            policy: J::retry(),
+            traits: Traits { policy: J::retry(), at_most_once: J::AT_MOST_ONCE },
+            key_as_is: J::KEY_AS_IS,
             timeout: J::timeout(),
             make: Context::new::<J::Output>,
             run: Box::new(run),
+        }
+    }
+
+    /// The idempotency key of a row that was stored without one.
+    pub(super) fn idempotency(&self, secret: &[u8], job: &Candidate) -> String {
+        match self.key_as_is {
+            true => job.key.clone(),
+            false => idempotency::of_job(secret, &job.kind, &job.key),
         }
     }
 
@@ -63,6 +83,13 @@ impl Handler {
         let cx = (self.make)(store.clone(), claim, flags);
         catch_unwind(AssertUnwindSafe(|| (self.run)(cx, store)))
             .unwrap_or_else(|panic| Ended::Panicked { text: panicked(panic) })
+    }
+}
+
+fn ended<T: Serialize>(result: anyhow::Result<T>, store: &Store) -> Ended {
+    match result {
+        Ok(output) => Ended::Done(encode(&output, store.inner.terms.payload_limit)),
+        Err(error) => ended_by(&error),
     }
 }
 
@@ -100,6 +127,13 @@ impl Handlers {
     /// The shape of each kind's payload.
     pub(super) fn shapes(&self) -> HashMap<String, u32> {
         self.by_name.iter().map(|(&name, &at)| (name.to_owned(), self.handlers[at].shape)).collect()
+    }
+
+    /// The names of kinds that run at most once.
+    pub(super) fn at_most_once(&self) -> Vec<String> {
+        let mut names = self.names();
+        names.retain(|name| self.of(name).is_some_and(|handler| handler.traits.at_most_once));
+        names
     }
 
     /// All names, in a stable order.

@@ -7,7 +7,7 @@ use super::RunnerBuilder;
 use super::crew::Crew;
 use super::neighbours::Neighbours;
 use crate::error::{Error, Result};
-use crate::pen::{Act, Mode, Rider};
+use crate::pen::{Act, Rider};
 use crate::schedule::Planner;
 
 const DRAIN: Act = Act { name: "drain", instead: "drain after the transaction" };
@@ -69,7 +69,7 @@ impl Drain {
             // What is settled now may be what the next run of a schedule waits for.
             let mut moved = !self.crew.inner().endings.is_empty();
             self.crew.ask_whole();
-            self.crew.inner().pen.write(DRAIN, Mode::default(), |_| Ok(()))?;
+            self.crew.inner().pen.write(DRAIN, self.crew.mode(false), |_| Ok(()))?;
             loop {
                 match self.crew.buffer.try_take(&self.crew.inner().trial, self.crew.now()) {
                     Ok(claim) => {
@@ -81,7 +81,7 @@ impl Drain {
                     Err(None) => break,
                 }
             }
-            if !moved && self.crew.inner().endings.is_empty() && !self.crew.is_looking() {
+            if !moved && self.crew.inner().endings.is_empty() && !self.crew.is_looking() && !self.crew.wants_sync() {
                 return Ok(attempts);
             }
         }

@@ -11,11 +11,15 @@ use super::neighbours::Neighbours;
 use super::stop::Stop;
 use super::worker;
 use crate::clock::millis;
+use crate::context::note_progress;
 use crate::error::{Error, Result};
 use crate::outcome::Ended;
 use crate::pen::{Act, Mode};
 
 const ROUND: Act = Act { name: "writing a runner's jobs", instead: "nothing" };
+const PROGRESS: Act = Act { name: "writing the progress of jobs", instead: "nothing" };
+/// How often the file is looked at while a transaction of the host's may commit a job.
+const EXPECTANT: Duration = Duration::from_millis(1);
 /// The wall clock is looked at this often at least: it may be set, and a sleep is not counted by the monotonic one.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Wall and monotonic time that part by more than this tell of a sleep or a set clock, in milliseconds.
@@ -102,7 +106,8 @@ impl Keeper {
             self.crew.look();
         }
         self.renew_owner();
-        if now >= self.looked + self.pace {
+        self.write_progress(now);
+        if now >= self.looked + self.pace() {
             self.looked = now;
             // A look that met a locked file is made again at the next.
             if let Err(error) = self.neighbours.look(&self.crew) {
@@ -111,6 +116,25 @@ impl Keeper {
         }
         if let Err(error) = self.neighbours.watch(&self.crew) {
             tracing::debug!(%error, "a look at other processes failed");
+        }
+    }
+
+    /// How soon after a look at the file comes the next.
+    fn pace(&self) -> Duration {
+        if self.crew.expected().is_empty() { self.pace } else { self.pace.min(EXPECTANT) }
+    }
+
+    /// What handlers have said and nobody has written since they said nothing more.
+    fn write_progress(&self, now: Duration) {
+        let due = self.crew.attempts.take_progress(now);
+        if due.is_empty() {
+            return;
+        }
+        let written = self.crew.inner().pen.write(PROGRESS, Mode::default(), move |group| {
+            due.iter().try_for_each(|(running, noted)| note_progress(group, &running.claim, &running.flags, noted))
+        });
+        if let Err(error) = written {
+            tracing::debug!(%error, "the progress of jobs could not be written");
         }
     }
 
@@ -166,7 +190,7 @@ impl Keeper {
 
     fn round(&mut self) {
         self.crew.ask_whole();
-        let mode = Mode { follows: std::mem::replace(&mut self.in_succession, true), ..Mode::default() };
+        let mode = self.crew.mode(std::mem::replace(&mut self.in_succession, true));
         match self.crew.inner().pen.write(ROUND, mode, |_| Ok(())) {
             Ok(()) => {
                 if self.fault.take().is_some() {
@@ -204,7 +228,8 @@ impl Keeper {
         let others = [
             self.crew.attempts.next_limit(now),
             self.neighbours.next_watch(now),
-            Some((self.looked + self.pace).saturating_sub(now)),
+            Some((self.looked + self.pace()).saturating_sub(now)),
+            self.crew.attempts.next_progress(now),
             self.crew.inner().trial.left(now),
             (self.crew.buffer.len() > 0).then_some(Duration::from_millis(250)),
             (self.crew.stage() != Stage::Working).then(|| self.stop.patience(&self.crew)),

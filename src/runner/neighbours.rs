@@ -47,6 +47,7 @@ impl Neighbours {
         if within(PATIENCE, || anything_for(&self.connection, crew))? {
             crew.look();
         }
+        within(PATIENCE, || forget_found(&self.connection, crew))?;
         let schedules =
             within(PATIENCE, || self.connection.prepare_cached(sql::SCHEDULES_STATE)?.query_row([], |row| row.get(0)))?;
         if self.schedules.replace(schedules).is_some_and(|before| before != schedules) {
@@ -92,6 +93,18 @@ impl Neighbours {
         }
         Ok(())
     }
+}
+
+/// What has been committed need not be looked for any longer.
+fn forget_found(connection: &Connection, crew: &Crew) -> rusqlite::Result<()> {
+    let jobs: Vec<i64> = crew.expected().iter().map(|(job, _)| *job).collect();
+    let mut ask = connection.prepare_cached(sql::IS_THERE)?;
+    for job in jobs {
+        if ask.query_row([job], |row| row.get(0))? {
+            crew.expected().retain(|(known, _)| *known != job);
+        }
+    }
+    Ok(())
 }
 
 fn anything_for(connection: &Connection, crew: &Crew) -> rusqlite::Result<bool> {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Occurrence, Schedule, invalid, reason};
-use crate::enqueue::NewJob;
+use crate::enqueue::{NewJob, Terms};
 use crate::error::Result;
 use crate::job::{check_kind, check_name};
 
@@ -89,7 +89,7 @@ pub(super) fn job(
     shape: u32,
     payload: &str,
     template: Option<&str>,
-    limit: usize,
+    terms: &Terms,
 ) -> Result<NewJob> {
     let key = template
         .unwrap_or(DEFAULT_TEMPLATE)
@@ -99,5 +99,5 @@ pub(super) fn job(
         // Last: a name may look like one of the others.
         .replace("{schedule}", occurrence.schedule());
     check_name(kind, &key)?;
-    NewJob::raw(kind, key, payload, shape, limit)
+    NewJob::raw(kind, key, payload, shape, terms)
 }

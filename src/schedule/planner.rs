@@ -14,7 +14,7 @@ use super::row::ScheduleRow;
 use super::write::{Gap, Making, Move, make, pass_over, register, texts};
 use super::{Occurrence, Overlap, Schedule, invalid, reason};
 use crate::calendar::{CatchUp, Clock, Count, Plan, Run, plan};
-use crate::enqueue::NewJob;
+use crate::enqueue::{NewJob, Terms};
 use crate::error::Result;
 use crate::failure::{panic_text, safe_text, text_of};
 use crate::job::{Job, instant};
@@ -35,7 +35,7 @@ const UNFINISHED: Duration = Duration::from_secs(1);
 /// No failed mapping waits longer. A later time was noted by a clock that has been set back since.
 const LONGEST_BACKOFF: TimeDelta = TimeDelta::minutes(75);
 
-type Map = dyn Fn(&Occurrence, usize) -> anyhow::Result<Vec<NewJob>> + Send + Sync;
+type Map = dyn Fn(&Occurrence, &Terms) -> anyhow::Result<Vec<NewJob>> + Send + Sync;
 
 /// A schedule with its mapping function.
 #[derive(Clone)]
@@ -51,9 +51,9 @@ impl Entry {
         I: IntoIterator<Item = J>,
         M: Fn(&Occurrence) -> anyhow::Result<I> + Send + Sync + 'static,
     {
-        let map = move |occurrence: &Occurrence, limit: usize| {
+        let map = move |occurrence: &Occurrence, terms: &Terms| {
             let jobs = map(occurrence)?.into_iter();
-            jobs.map(|job| NewJob::encode(&job, limit)).collect::<Result<_>>().map_err(anyhow::Error::from)
+            jobs.map(|job| NewJob::encode(&job, terms)).collect::<Result<_>>().map_err(anyhow::Error::from)
         };
         Entry { schedule, map: Arc::new(map) }
     }
@@ -171,8 +171,8 @@ impl Planner {
                 Err(text) => return self.note_failure(&row, &text).map(|()| None),
             };
             let (payload, template) = (row.payload.clone().unwrap_or_default(), row.key_template.clone());
-            let map = move |occurrence: &Occurrence, limit: usize| {
-                Ok(vec![kept::job(occurrence, &kind, shape, &payload, template.as_deref(), limit)?])
+            let map = move |occurrence: &Occurrence, terms: &Terms| {
+                Ok(vec![kept::job(occurrence, &kind, shape, &payload, template.as_deref(), terms)?])
             };
             return Ok(Some(Mine { row, schedule, map: Arc::new(map) }));
         }
@@ -296,8 +296,8 @@ impl Planner {
         missed: Vec<Gap>,
     ) -> Result<Step> {
         let occurrence = Occurrence { schedule: mine.row.name.clone(), zone: mine.schedule.zone, run, id: id.clone() };
-        let limit = self.store.inner.payload_limit;
-        let jobs = match catch_unwind(AssertUnwindSafe(|| (mine.map)(&occurrence, limit))) {
+        let terms = &self.store.inner.terms;
+        let jobs = match catch_unwind(AssertUnwindSafe(|| (mine.map)(&occurrence, terms))) {
             Ok(Ok(jobs)) => jobs,
             Ok(Err(error)) => return self.broken(mine, &text_of(&error)),
             Err(panic) => {

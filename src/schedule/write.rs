@@ -140,8 +140,11 @@ pub(super) fn make(group: &mut Group<'_>, making: &Making, compared: &Compared) 
                 group.statement(sql::LINK_JOB)?.execute(params![making.schedule, making.id, answer.id])?;
             }
             Ok(Stored::MustCompare(question)) => questions.push(question),
-            // Other content under a known key does not hold up the schedule; it needs a person.
-            Err(OpError::Refused(Error::KeyReused { kind, key, .. })) => conflicts.push(format!("{kind} {key}")),
+            // Other content under a known key does not hold up the schedule; it needs a person. So does a correction of
+            // what is not there.
+            Err(OpError::Refused(Error::KeyReused { kind, key, .. } | Error::NothingToCorrect { kind, key, .. })) => {
+                conflicts.push(format!("{kind} {key}"));
+            }
             Err(error) => return Err(error),
         }
     }

@@ -72,11 +72,29 @@ fn a_known_job_is_found_by_its_name_or_number() {
         TAKE_BACK,
         RUNNER_BEAT,
         BEAT,
+        SET_IDEMPOTENCY,
+        SET_GATE,
+        UNDO_INSERT,
+        IS_THERE,
+        STORE_STEP,
+        NOTE_PROGRESS,
+        RESOLVE,
     ];
     for sql in by_number {
         assert_plan(sql, "INTEGER PRIMARY KEY");
     }
     assert_plan(ATTEMPTS, "PRIMARY KEY (job_id=?)");
+}
+
+#[test]
+fn nobody_walks_a_line() {
+    let line = "birkez_job_line (ordering_key=?";
+    assert_plan(HEAD_OF_LINE, line);
+    for sql in [INSERT_JOB, LET_IN] {
+        assert!(plan(sql).iter().any(|step| step.contains(line)), "{:#?}", plan(sql));
+    }
+    assert_plan(CORRECTED_BY, "birkez_job_corrects (corrects=?)");
+    assert_plan(STEP, "PRIMARY KEY (job_id=? AND name=?)");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use super::{Inner, Store};
 use crate::clock::{Clock, Stopwatch, SystemClock};
 use crate::connect::{Connector, Durability, check_engine, explain_open, locate, within};
 use crate::endings::Endings;
+use crate::enqueue::Terms;
 use crate::error::{Error, Result};
 use crate::pen::{Pen, Rider};
 use crate::schema;
@@ -30,7 +31,7 @@ pub struct StoreBuilder {
     pool_size: u32,
     busy: Duration,
     lease: Duration,
-    payload_limit: usize,
+    terms: Terms,
     switch_to_wal: bool,
     accept_engine: bool,
 }
@@ -44,7 +45,7 @@ impl StoreBuilder {
             pool_size: 4,
             busy: Duration::from_secs(10),
             lease: Duration::from_secs(30),
-            payload_limit: 256 * 1024,
+            terms: Terms { payload_limit: 256 * 1024, secret: Vec::new() },
             switch_to_wal: false,
             accept_engine: false,
         }
@@ -78,7 +79,14 @@ impl StoreBuilder {
 
     /// The largest payload and the largest stored output, in bytes. Defaults to 256 KiB.
     pub fn payload_limit(mut self, bytes: usize) -> Self {
-        self.payload_limit = bytes;
+        self.terms.payload_limit = bytes;
+        self
+    }
+
+    /// What [idempotency keys](crate::Context::idempotency_key) are computed with, so that nobody who knows a job's kind and
+    /// key can guess its. A job keeps the one that it was stored with. Defaults to none.
+    pub fn idempotency_secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.terms.secret = secret.into();
         self
     }
 
@@ -129,7 +137,7 @@ impl StoreBuilder {
                 clock: self.clock,
                 busy,
                 lease: self.lease,
-                payload_limit: self.payload_limit,
+                terms: self.terms,
                 pool_size: self.pool_size,
                 pool: OnceLock::new(),
                 owner: Mutex::new(None),

@@ -5,12 +5,13 @@ use rusqlite::{OptionalExtension, Row};
 use serde::Serialize;
 
 use super::Store;
+use crate::context::Progress;
 use crate::enqueue::text;
 use crate::error::Result;
 use crate::failure::Class;
 use crate::job::{Failure, instant};
 use crate::sql;
-use crate::state::State;
+use crate::state::{JobRef, State};
 
 /// A job as it stands, without its payload.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -48,6 +49,24 @@ pub struct JobInfo {
     pub suspect_since: Option<DateTime<Utc>>,
     /// It belongs to the callers of [`Store::once`]: no runner claims it.
     pub for_callers: bool,
+    /// What the world outside tells repeats by. `None` for a plain INSERT that has not been claimed yet.
+    pub idempotency_key: Option<String>,
+    /// The job that it corrects.
+    pub corrects: Option<JobRef>,
+    /// How far it says that it is, or was when it ended.
+    pub progress: Option<Progress>,
+}
+
+/// A step of a job that is not run again.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct StepInfo {
+    /// Its name.
+    pub name: String,
+    /// What it has stored, as JSON.
+    pub output: String,
+    /// When.
+    pub at: DateTime<Utc>,
 }
 
 /// An attempt that did not end well.
@@ -107,6 +126,30 @@ impl Store {
         })
     }
 
+    /// The jobs that correct a job, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file.
+    pub fn corrections(&self, id: i64) -> Result<Vec<JobRef>> {
+        let row = |row: &Row<'_>| Ok(JobRef { id: row.get(0)?, state: State::stored(row.get(1)?, row.get(2)?) });
+        self.read("looking at a job's corrections", |tx| {
+            tx.prepare_cached(sql::CORRECTED_BY)?.query_map([id], row)?.collect()
+        })
+    }
+
+    /// The steps of a job whose output is stored, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file.
+    pub fn steps(&self, id: i64) -> Result<Vec<StepInfo>> {
+        let row = |row: &Row<'_>| {
+            Ok(StepInfo { name: row.get(0)?, output: text(row, 1)?.unwrap_or_default(), at: instant(row.get(2)?) })
+        };
+        self.read("looking at a job's steps", |tx| tx.prepare_cached(sql::STEPS)?.query_map([id], row)?.collect())
+    }
+
     /// How many jobs of each kind came to an end, by state. Counted as they end, not scanned.
     ///
     /// # Errors
@@ -120,7 +163,7 @@ impl Store {
     }
 }
 
-fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
+pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
     let state = State::stored(row.get(3)?, row.get(4)?);
     let class: Option<String> = row.get(9)?;
     let created: i64 = row.get(11)?;
@@ -142,7 +185,23 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
         version: row.get(15)?,
         suspect_since: row.get::<_, Option<i64>>(16)?.map(instant),
         for_callers: row.get(17)?,
+        idempotency_key: text(row, 18)?,
+        corrects: corrected(row)?,
+        progress: progress(row)?,
     })
+}
+
+fn corrected(row: &Row<'_>) -> rusqlite::Result<Option<JobRef>> {
+    let (id, state): (Option<i64>, Option<i64>) = (row.get(19)?, row.get(20)?);
+    let leased = row.get(21)?;
+    Ok(id.zip(state).map(|(id, state)| JobRef { id, state: State::stored(state, leased) }))
+}
+
+fn progress(row: &Row<'_>) -> rusqlite::Result<Option<Progress>> {
+    let Some(done) = row.get::<_, Option<i64>>(22)? else { return Ok(None) };
+    let count = |n: i64| u64::try_from(n).unwrap_or(0);
+    let note = text(row, 24)?.unwrap_or_default();
+    Ok(Some(Progress { done: count(done), total: count(row.get(23)?), note, at: instant(row.get(25)?) }))
 }
 
 fn read_attempt(row: &Row<'_>) -> rusqlite::Result<Attempt> {

@@ -7,14 +7,14 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use rusqlite::params;
 
 use super::{Store, Written};
-use crate::claim::{Candidate, claim_known};
+use crate::claim::{Candidate, Traits, take};
 use crate::context::{Context, Flags, encode};
 use crate::endings::Ending;
 use crate::enqueue::{Answer, Compared, Known, NewJob, Stored, store};
 use crate::error::{Error, Result};
 use crate::failure::{Class, Verdict, panic_text, text_of, verdict_of};
 use crate::job::Job;
-use crate::outcome::Ended;
+use crate::outcome::{Ended, Next, decide};
 use crate::owner::{Holder, Owner, find_gone, reap};
 use crate::pen::{Act, Group, Mode, OpResult};
 use crate::retry::RetryPolicy;
@@ -76,23 +76,23 @@ impl Store {
         if self.inner.pen.is_held_here() {
             return Err(Error::InsideTransaction { act: ONCE.name, instead: ONCE.instead });
         }
-        let new = NewJob::encode(job, self.inner.payload_limit)?;
+        let new = NewJob::encode(job, &self.inner.terms)?;
         // Before anything is claimed: it is the user's, and may panic.
-        let policy = J::retry();
-        match self.claim_for_caller(&new, policy.clone())? {
-            Turn::Claimed(claim) => self.run_for_caller::<J>(Arc::new(*claim), policy, f),
+        let traits = Traits { policy: J::retry(), at_most_once: J::AT_MOST_ONCE };
+        match self.claim_for_caller(&new, &traits)? {
+            Turn::Claimed(claim) => self.run_for_caller::<J>(Arc::new(*claim), traits.policy, f),
             Turn::Known(answer) => answer_caller::<J>(&answer.row, &new.key),
             Turn::HeldBy(_, answer) => Err(Error::InProgress { kind: J::KIND.to_owned(), key: new.key, id: answer.id }),
         }
     }
 
-    fn claim_for_caller(&self, job: &NewJob, policy: RetryPolicy) -> Result<Turn> {
+    fn claim_for_caller(&self, job: &NewJob, traits: &Traits) -> Result<Turn> {
         let owner = self.inner.owner()?;
         let mut asked = false;
         loop {
-            let (job, owner, policy) = (job.clone(), Arc::clone(&owner), policy.clone());
+            let (job, owner, traits) = (job.clone(), Arc::clone(&owner), traits.clone());
             let turn = self.write_compared(ONCE, SYNCED, move |group, compared| {
-                claim_or_answer(group, &owner, &job, policy.clone(), compared)
+                claim_or_answer(group, &owner, &job, &traits, compared)
             })?;
             match turn {
                 Turn::HeldBy(holder, answer) => {
@@ -138,7 +138,7 @@ impl Store {
             };
         }
         let ended = match &result {
-            Ok(Ok(output)) => Ended::Done(encode(output, self.inner.payload_limit)),
+            Ok(Ok(output)) => Ended::Done(encode(output, self.inner.terms.payload_limit)),
             Ok(Err(error)) => ended_by(error),
             Err(panic) => Ended::Panicked { text: panic_text(&**panic) },
         };
@@ -203,12 +203,20 @@ pub(crate) fn ended_by(error: &anyhow::Error) -> Ended {
     let storage = error.chain().find_map(|link| link.downcast_ref::<Error>());
     match storage {
         // Storage contention is never a job's failure.
-        Some(Error::Busy { .. } | Error::DiskFull { .. } | Error::OutcomeUnknown { .. }) => {
+        Some(
+            Error::Busy { .. } | Error::StaleTransaction { .. } | Error::DiskFull { .. } | Error::OutcomeUnknown { .. },
+        ) => {
             tracing::info!(text, "a handler met a busy or full file; it runs again");
             Ended::StorageTrouble
         }
         // No repeat mends the program.
-        Some(Error::OutputMismatch { .. }) => Ended::Failed { verdict: Verdict::Permanent, text },
+        Some(
+            Error::OutputMismatch { .. }
+            | Error::StepInvalid { .. }
+            | Error::StepRepeated { .. }
+            | Error::StepNotStored { .. },
+        ) => Ended::Failed { verdict: Verdict::Permanent, text },
+        Some(Error::StepUnreadable { .. }) => Ended::Undecodable { text },
         _ => Ended::Failed { verdict: verdict_of(error), text },
     }
 }
@@ -217,7 +225,7 @@ fn claim_or_answer(
     group: &mut Group<'_>,
     owner: &Arc<Owner>,
     job: &NewJob,
-    policy: RetryPolicy,
+    traits: &Traits,
     compared: &Compared,
 ) -> OpResult<Written<Turn>> {
     let answer = match store(group, job, compared, true)? {
@@ -227,7 +235,9 @@ fn claim_or_answer(
     Ok(Ok(match (answer.row.state, answer.row.holder) {
         (State::Running, Some(holder)) => Turn::HeldBy(holder, answer),
         (State::Waiting, _) if answer.row.for_callers => {
-            match claim_known(group, owner, candidate(&answer.row, job), policy)? {
+            // Where an older program stored it.
+            let idempotency = |_: &Candidate| job.idempotency.clone().unwrap_or_default();
+            match take(group, owner, candidate(&answer.row, job), traits, &idempotency)? {
                 Some(claim) => Turn::Claimed(Box::new(claim)),
                 None => Turn::Known(answer),
             }
@@ -250,6 +260,8 @@ fn candidate(row: &Known, job: &NewJob) -> Candidate {
         deadline: row.deadline,
         suspect: row.is_suspect,
         for_callers: true,
+        ordering_key: row.ordering_key.clone(),
+        idempotency: row.idempotency.clone(),
     }
 }
 
@@ -271,22 +283,13 @@ fn answer_caller<J: Job>(row: &Known, key: &str) -> Result<J::Output> {
 
 /// The error for a caller whose closure did not succeed.
 fn failed(claim: &Claim, ended: &Ended, policy: &RetryPolicy) -> Error {
-    let more = !policy.is_last(claim.attempt);
-    let (class, text, retryable) = match ended {
-        Ended::Failed { verdict: Verdict::Permanent, text } => (Class::Permanent, text.as_str(), false),
-        Ended::Failed { verdict: Verdict::Park(_), text } => (Class::Parked, text.as_str(), false),
-        Ended::Failed { verdict: Verdict::Transient, text } => (Class::Transient, text.as_str(), more),
-        Ended::Failed { text, .. } => (Class::Transient, text.as_str(), true),
-        Ended::StorageTrouble => (Class::Transient, "", true),
-        Ended::Panicked { text } => (Class::Panic, text.as_str(), more),
-        _ => (Class::Transient, "", more),
-    };
+    let settlement = decide(ended.clone(), &claim.facts(policy, claim.since, 0.0));
     Error::Failed {
         kind: claim.kind.clone(),
         key: claim.key.clone(),
-        class: class.to_string(),
-        text: text.to_owned(),
+        class: settlement.class.unwrap_or(Class::Transient).to_string(),
+        text: settlement.record.map(|record| record.text).unwrap_or_default(),
         attempt: claim.attempt,
-        retryable,
+        retryable: matches!(settlement.next, Next::Waiting { .. } | Next::Back),
     }
 }

@@ -3,7 +3,8 @@
 use rusqlite::params;
 
 use super::Store;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::failure::Class;
 use crate::pen::{Act, Mode};
 use crate::sql;
 
@@ -28,8 +29,12 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of writing the file; what was released before stays released.
+    /// [`Error::MustResolve`] for `unknown_outcome`: each of those needs a decision of its own
+    /// ([`resolve`](Store::resolve)). Those of writing the file; what was released before stays released.
     pub fn resume(&self, reason: &str) -> Result<usize> {
+        if reason == Class::UnknownOutcome.as_str() {
+            return Err(Error::MustResolve);
+        }
         let mut released = 0;
         loop {
             let reason = reason.to_owned();

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use rusqlite::Transaction;
 
 use super::Store;
+use crate::context::Fence;
 use crate::enqueue::{Answer, Compared, NewJob, Stored, ToCompare, compare, store};
 use crate::error::{Error, Result};
-use crate::job::{Enqueued, Job};
+use crate::job::{Enqueued, EnqueuedIn, Job};
 use crate::pen::{Act, Group, Mode, OpError, OpResult};
+use crate::sql;
 
 const ENQUEUE: Act = Act { name: "enqueue", instead: "enqueue_in with the transaction" };
 const ENQUEUE_ALL: Act = Act { name: "enqueue_all", instead: "enqueue_in with the transaction, job by job" };
@@ -27,9 +29,24 @@ impl Store {
     /// [`Error::DiskFull`], [`Error::OutcomeUnknown`], all safe to repeat. Inside a transaction closure it refuses with
     /// [`Error::InsideTransaction`].
     pub fn enqueue<J: Job>(&self, job: &J) -> Result<Enqueued<J::Output>> {
-        let new = NewJob::encode(job, self.inner.payload_limit)?;
+        self.enqueue_one(ENQUEUE, Mode::default(), job, None)
+    }
+
+    /// For a handler whose children exist only while its job is its own.
+    pub(crate) fn enqueue_fenced<J: Job>(
+        &self,
+        act: Act,
+        mode: Mode,
+        job: &J,
+        fence: Fence,
+    ) -> Result<Enqueued<J::Output>> {
+        self.enqueue_one(act, mode, job, Some(fence))
+    }
+
+    fn enqueue_one<J: Job>(&self, act: Act, mode: Mode, job: &J, fence: Option<Fence>) -> Result<Enqueued<J::Output>> {
+        let new = NewJob::encode(job, &self.inner.terms)?;
         let key = new.key.clone();
-        let answers = self.store_all(ENQUEUE, Mode::default(), vec![new])?;
+        let answers = self.store_all(act, mode, vec![new], fence)?;
         Ok(answers[0].typed::<J>(&key))
     }
 
@@ -39,46 +56,101 @@ impl Store {
     ///
     /// As [`enqueue`](Store::enqueue); if one job is refused, nothing of the call is stored.
     pub fn enqueue_all<'a, J: Job>(&self, jobs: impl IntoIterator<Item = &'a J>) -> Result<Vec<Enqueued<J::Output>>> {
-        let limit = self.inner.payload_limit;
-        let new: Vec<_> = jobs.into_iter().map(|job| NewJob::encode(job, limit)).collect::<Result<_>>()?;
+        let terms = &self.inner.terms;
+        let new: Vec<_> = jobs.into_iter().map(|job| NewJob::encode(job, terms)).collect::<Result<_>>()?;
         if new.is_empty() {
             return Ok(Vec::new());
         }
         let keys: Vec<_> = new.iter().map(|job| job.key.clone()).collect();
-        let answers = self.store_all(ENQUEUE_ALL, Mode { atomic: true, ..Mode::default() }, new)?;
+        let answers = self.store_all(ENQUEUE_ALL, Mode { atomic: true, ..Mode::default() }, new, None)?;
         Ok(answers.iter().zip(&keys).map(|(answer, key)| answer.typed::<J>(key)).collect())
     }
 
     /// Stores `job` in the app's own transaction: the job exists if and only if that commits.
     ///
-    /// `tx` may be of any connection to this file. It is as durable as that connection's settings make it.
+    /// `tx` may be of any connection to this file. The job is as durable as that connection's settings make it. Runners of
+    /// this process start it within a few milliseconds of the COMMIT, if that comes within a second; others find it at
+    /// their usual pace.
+    ///
+    /// ```
+    /// # use birkez::Job;
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Receipt { sale: i64 }
+    /// # impl Job for Receipt {
+    /// #     const KIND: &'static str = "receipt";
+    /// #     type Output = ();
+    /// #     fn key(&self) -> String { self.sale.to_string() }
+    /// # }
+    /// # fn main() -> anyhow::Result<()> {
+    /// # let folder = birkez::testing::TempStore::new()?;
+    /// # let store = folder.open()?;
+    /// # store.write(|tx| Ok(tx.execute_batch("CREATE TABLE sale (id INTEGER PRIMARY KEY, minor INTEGER)")?))?;
+    /// use birkez::rusqlite::{Connection, TransactionBehavior};
+    /// let mut app = Connection::open(store.path())?;
+    /// app.busy_timeout(std::time::Duration::from_secs(5))?;
+    /// let tx = app.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    /// tx.execute("INSERT INTO sale (minor) VALUES (1250)", [])?;
+    /// let receipt = store.enqueue_in(&tx, &Receipt { sale: tx.last_insert_rowid() })?;
+    /// assert!(receipt.is_fresh());
+    /// tx.commit()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`enqueue`](Store::enqueue). [`Error::OtherFile`] if `tx` is of another file. In a transaction that has read
-    /// before it writes, SQLite may refuse with [`Error::Busy`] at once: begin it with `IMMEDIATE`, or use
-    /// [`write`](Store::write).
-    pub fn enqueue_in<J: Job>(&self, tx: &Transaction<'_>, job: &J) -> Result<Enqueued<J::Output>> {
-        let new = NewJob::encode(job, self.inner.payload_limit)?;
+    /// As [`enqueue`](Store::enqueue). [`Error::OtherFile`] if `tx` is of another file. A transaction that has read before
+    /// it writes cannot go on if another connection has written since: [`Error::StaleTransaction`], or [`Error::Busy`] while
+    /// that one is still at it. Roll it back and run it again, begun with `IMMEDIATE`; [`write`](Store::write) is the easy
+    /// way.
+    pub fn enqueue_in<J: Job>(&self, tx: &Transaction<'_>, job: &J) -> Result<EnqueuedIn<J::Output>> {
+        self.insert_in("enqueue_in", tx, job, None)
+    }
+
+    pub(crate) fn insert_in<J: Job>(
+        &self,
+        act: &'static str,
+        tx: &Transaction<'_>,
+        job: &J,
+        fence: Option<&Fence>,
+    ) -> Result<EnqueuedIn<J::Output>> {
+        let new = NewJob::encode(job, &self.inner.terms)?;
         if tx.path().map(Path::new) != Some(self.path()) {
             let (path, other) = (self.path().to_owned(), tx.path().unwrap_or_default().to_owned());
             return Err(Error::OtherFile { path, other });
         }
         let mut compared = Compared::new();
-        loop {
-            match self.store_in(tx, &new, &compared).map_err(|error| error.into_error("enqueue_in", self.path()))? {
-                Stored::Answered(answer) => return Ok(answer.typed::<J>(&new.key)),
-                Stored::MustCompare(question) => compare(vec![question], &mut compared),
+        let answer = loop {
+            match self.store_in(tx, &new, &compared, fence) {
+                Ok(Stored::Answered(answer)) => break answer,
+                Ok(Stored::MustCompare(question)) => compare(vec![question], &mut compared),
+                Err(OpError::Sql(error)) if is_stale(&error) => return Err(Error::StaleTransaction { act }),
+                Err(error) => return Err(error.into_error(act, self.path())),
             }
+        };
+        if answer.fresh {
+            self.inner.pen.expect(answer.id, answer.row.run_at);
+            return Ok(EnqueuedIn::Fresh);
         }
+        // One that this very transaction has stored has no number yet that could be shown.
+        let committed =
+            self.read(act, |tx| tx.prepare_cached(sql::IS_THERE)?.query_row([answer.id], |row| row.get(0)))?;
+        Ok(if committed { EnqueuedIn::Existing(answer.typed::<J>(&new.key)) } else { EnqueuedIn::Fresh })
     }
 
     /// The INSERT comes first: in a deferred transaction a SELECT in front of it could not be upgraded beside a writer.
-    fn store_in(&self, tx: &Transaction<'_>, job: &NewJob, compared: &Compared) -> OpResult<Stored> {
+    fn store_in(
+        &self,
+        tx: &Transaction<'_>,
+        job: &NewJob,
+        compared: &Compared,
+        fence: Option<&Fence>,
+    ) -> OpResult<Stored> {
         let mut group = Group::of_host(tx, self.path(), self.inner.clock.wall());
         tx.execute_batch("SAVEPOINT birkez_in")?;
         let stored = store(&mut group, job, compared, false).and_then(|stored| {
             group.check_version().map_err(OpError::Fault)?;
+            fence.map_or(Ok(()), |fence| fence.check(&group))?;
             Ok(stored)
         });
         let ending = if stored.is_ok() { "RELEASE birkez_in" } else { "ROLLBACK TO birkez_in; RELEASE birkez_in" };
@@ -123,8 +195,11 @@ impl Store {
         result.map_err(|error| Error::Closure { act: WRITE.name, source: error.into() })
     }
 
-    pub(crate) fn store_all(&self, act: Act, mode: Mode, jobs: Vec<NewJob>) -> Result<Vec<Answer>> {
-        self.write_compared(act, mode, move |group, compared| store_each(group, &jobs, compared))
+    fn store_all(&self, act: Act, mode: Mode, jobs: Vec<NewJob>, fence: Option<Fence>) -> Result<Vec<Answer>> {
+        self.write_compared(act, mode, move |group, compared| {
+            fence.as_ref().map_or(Ok(()), |fence| fence.check(group))?;
+            store_each(group, &jobs, compared)
+        })
     }
 
     /// Writes `op`. What only the user's code can compare is compared without the pen, and then it is written again.
@@ -149,6 +224,11 @@ impl Store {
             }
         }
     }
+}
+
+/// Whether a transaction has read what is no longer the newest, so that it can never write.
+fn is_stale(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_BUSY_SNAPSHOT)
 }
 
 /// What was written, or what must be compared before it can be.

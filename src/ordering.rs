@@ -1,0 +1,52 @@
+//! Order by key: the jobs of an ordering key stand in one line, in the order of their numbers, and only its head may be
+//! claimed.
+//!
+//! Nobody walks a line. Whoever is stored behind others has gate 2, which no claim reads; whoever leaves the head of a line
+//! lets in the next.
+
+use rusqlite::OptionalExtension;
+
+use crate::pen::Group;
+use crate::sql;
+
+/// Behind others in its line.
+const BEHIND: i64 = 2;
+
+/// The first in a line.
+struct Head {
+    id: i64,
+    gate: Option<i64>,
+    run_at: i64,
+    is_suspect: bool,
+}
+
+fn head(group: &Group<'_>, ordering_key: &str) -> rusqlite::Result<Option<Head>> {
+    let row = |row: &rusqlite::Row<'_>| {
+        Ok(Head { id: row.get(0)?, gate: row.get(1)?, run_at: row.get(2)?, is_suspect: row.get(3)? })
+    };
+    group.statement(sql::HEAD_OF_LINE)?.query_row([ordering_key], row).optional()
+}
+
+/// A job has left its line: the one behind it moves up.
+pub(crate) fn move_up(group: &mut Group<'_>, ordering_key: &str) -> rusqlite::Result<()> {
+    let Some(next) = head(group, ordering_key)?.filter(|next| next.gate == Some(BEHIND)) else { return Ok(()) };
+    let gate = match next.is_suspect {
+        true => 3,
+        false => i64::from(next.run_at <= group.now),
+    };
+    group.statement(sql::SET_GATE)?.execute([next.id, gate])?;
+    group.note_due(next.run_at);
+    Ok(())
+}
+
+/// The gate of a job that waits again: `gate`, unless others are in front of it in its line.
+pub(crate) fn gate_in_line(
+    group: &Group<'_>,
+    job: i64,
+    ordering_key: Option<&str>,
+    gate: i64,
+) -> rusqlite::Result<i64> {
+    let Some(ordering_key) = ordering_key else { return Ok(gate) };
+    let is_behind = head(group, ordering_key)?.is_some_and(|head| head.id < job);
+    Ok(if is_behind { BEHIND } else { gate })
+}

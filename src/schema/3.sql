@@ -1,0 +1,32 @@
+-- From version 2 to 3: order by ordering key, what the world outside tells repeats by, corrections, steps, progress.
+ALTER TABLE birkez_job ADD COLUMN idempotency TEXT;
+ALTER TABLE birkez_job ADD COLUMN holds_key INTEGER NOT NULL DEFAULT 1 CHECK (holds_key BETWEEN 0 AND 1);
+ALTER TABLE birkez_job ADD COLUMN corrects INTEGER;
+
+CREATE INDEX birkez_job_line ON birkez_job (ordering_key)
+WHERE ordering_key IS NOT NULL AND for_callers = 0 AND (state < 2 OR (state = 3 AND holds_key = 1));
+CREATE INDEX birkez_job_corrects ON birkez_job (corrects) WHERE corrects IS NOT NULL;
+
+-- A version 2 program kept no order: its dead hold nobody back, and whoever is not the first of its line waits behind.
+UPDATE birkez_job SET holds_key = 0 WHERE state = 3;
+UPDATE birkez_job SET gate = 2
+WHERE state = 0 AND ordering_key IS NOT NULL AND for_callers = 0
+  AND EXISTS (SELECT 1 FROM birkez_job AS ahead
+              WHERE ahead.ordering_key = birkez_job.ordering_key AND ahead.for_callers = 0
+                AND (ahead.state < 2 OR (ahead.state = 3 AND ahead.holds_key = 1)) AND ahead.id < birkez_job.id);
+
+CREATE TABLE birkez_step (
+    job_id INTEGER NOT NULL,
+    name   TEXT NOT NULL,
+    output TEXT NOT NULL,
+    at     INTEGER NOT NULL,
+    PRIMARY KEY (job_id, name)
+) WITHOUT ROWID;
+
+CREATE TABLE birkez_progress (
+    job_id INTEGER PRIMARY KEY,
+    done   INTEGER NOT NULL,
+    total  INTEGER NOT NULL,
+    note   TEXT NOT NULL,
+    at     INTEGER NOT NULL
+);
