@@ -44,7 +44,8 @@
 //! - **Once per key.** A job is named by `(kind, key)`. A repeat gets the first one's state and, once done, its stored
 //!   output ([`Enqueued`]); the same key with other content is [`Error::KeyReused`] and changes nothing.
 //! - **At least once, with one effect.** Delivery is at least once. Writes made through [`Context::commit`] and the job's
-//!   completion are one transaction, so inside the database the effect happens exactly once.
+//!   completion are one transaction, so inside the database the effect happens exactly once. For effects outside there are
+//!   [`Context::step`], [`Context::idempotency_key`], [`Relay`]s and, by kind, [`Job::AT_MOST_ONCE`].
 //! - **Fenced.** Every claim has a token that only rises; a worker that lost its lease changes nothing and is told so.
 //! - **Prompt.** A dead process's jobs run again within about two seconds; a live process's jobs are never taken because
 //!   they are slow.
