@@ -315,3 +315,23 @@ fn a_store_that_is_dropped_signs_off_and_leaves_no_lock_behind() {
     });
     wait_until("its lock is gone", || !locks.exists());
 }
+
+#[test]
+fn a_job_whose_thread_comes_back_after_the_stop_runs_soon_in_the_next_runner() {
+    let folder = TempStore::new().unwrap();
+    let store = folder.open().unwrap();
+    let staying = Staying::default();
+    let first = staying.start(&store, 1, 0);
+    let id = store.enqueue(&Work { n: 1 }).unwrap().id;
+    wait_until("it runs", || staying.started() == 1);
+    first.stop(GRACE).unwrap();
+    let second = Staying::default();
+    second.let_go();
+    let runner = second.start(&store, 1, 0);
+    // It has looked by then, and must not run what runs in this process.
+    assert!(wait_within(Duration::from_millis(700), || second.started() > 0).is_none());
+    staying.let_go();
+    let done = || store.job(id).unwrap().unwrap().state == State::Done;
+    assert!(wait_within(Duration::from_secs(5), done).is_some(), "it was forgotten");
+    runner.stop(GRACE).unwrap();
+}

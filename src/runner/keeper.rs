@@ -39,6 +39,8 @@ pub(super) struct Keeper {
     /// Wall and monotonic time at the last look.
     clocks: Option<(i64, Duration)>,
     hanging_at: Duration,
+    /// Something hung at the last look for it.
+    hanging: bool,
     /// The round before has just been written.
     in_succession: bool,
     /// Workers that replace threads which were given up on.
@@ -61,6 +63,7 @@ impl Keeper {
             fault: None,
             clocks: None,
             hanging_at: Duration::ZERO,
+            hanging: false,
             in_succession: false,
             spawned: Arc::clone(spawned),
         };
@@ -149,12 +152,18 @@ impl Keeper {
         }
     }
 
-    /// What was passed over because it runs here may have come back, in another runner of this process.
+    /// What was passed over because it runs here may have come back, in another runner of this process. The last look
+    /// comes after the last return: before it, what returned last was passed over still.
     fn look_for_returned(&mut self, now: Duration) {
-        if now >= self.hanging_at && hanging::any_of(self.crew.store.path()) {
+        if now < self.hanging_at {
+            return;
+        }
+        let hanging = hanging::any_of(self.crew.store.path());
+        if hanging || self.hanging {
             self.hanging_at = now + RETURNED;
             self.crew.look();
         }
+        self.hanging = hanging;
     }
 
     /// The thread of a late attempt is lost until it comes back: another takes its place, up to as many as there are
