@@ -43,7 +43,7 @@ type Cause = Box<dyn std::error::Error + Send + Sync>;
 /// | `INTERRUPTED` | a closure held the writer lock too long | no |
 /// | `OTHER_FILE` | `enqueue_in` was given a transaction of another file | no |
 /// | `NOT_WAL`, `NOT_A_DATABASE`, `NOT_A_FILE`, `DAMAGED`, `UNWRITABLE`, `NEWER_SCHEMA`, `FOREIGN_SCHEMA`, `ENGINE_TOO_OLD` | the file or the engine is not fit | no |
-/// | `DUPLICATE_KIND`, `TOO_MANY_KINDS`, `SCHEDULE_INVALID` | a runner was described wrongly | no |
+/// | `DUPLICATE_KIND`, `TOO_MANY_KINDS`, `SCHEDULE_INVALID`, `WEBHOOK_INVALID` | a runner was described wrongly | no |
 /// | `STOPPED` | the runner has ended | no |
 /// | `IO`, `STORAGE` | anything else of the system or of SQLite | no |
 #[derive(Debug, thiserror::Error)]
@@ -454,6 +454,14 @@ pub enum Error {
     ScheduleInvalid {
         /// Name of the schedule.
         name: String,
+        /// What is wrong.
+        source: Cause,
+    },
+    /// A setting of a webhook is wrong. The message does not repeat it: it may be a secret.
+    #[error("a webhook's {setting} cannot be used")]
+    WebhookInvalid {
+        /// Which one.
+        setting: &'static str,
         /// What is wrong.
         source: Cause,
     },

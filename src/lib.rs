@@ -71,6 +71,8 @@ pub mod calendar;
 
 mod runner;
 mod relay;
+#[cfg(feature = "webhook")]
+mod webhook;
 mod context;
 mod claim;
 mod failure;
@@ -108,6 +110,8 @@ pub use self::schedule::{
 };
 pub use self::state::{JobName, JobRef, State};
 pub use self::store::{Attempt, JobInfo, Resolution, StepInfo, Store, StoreBuilder};
+#[cfg(feature = "webhook")]
+pub use self::webhook::Webhook;
 
 /// The README's example compiles.
 #[cfg(doctest)]

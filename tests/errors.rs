@@ -79,6 +79,7 @@ fn of_others() -> Vec<Error> {
         Error::DuplicateKind { kind: kind() },
         Error::TooManyKinds { given: 401, limit: 400 },
         Error::ScheduleInvalid { name: "nightly".into(), source: cause() },
+        Error::WebhookInvalid { setting: "address", source: cause() },
         Error::Stopped { act },
         Error::Io { act, path: path(), source: std::io::Error::other("no such folder") },
         Error::Storage { act, source: sqlite() },
@@ -183,7 +184,7 @@ fn an_error_that_speaks_of_a_job_names_it_and_its_message_is_for_people() {
         let text = error.to_string();
         let names_its_act = text.contains("enqueue") || text.contains("`mail`") || text.contains("/home/panel.db");
         let names_its_object =
-            ["nightly", "401", "3.40.1", "job 4711", "unknown_outcome"].iter().any(|it| text.contains(it));
+            ["nightly", "401", "3.40.1", "job 4711", "unknown_outcome", "webhook's address"].iter().any(|it| text.contains(it));
         assert!(names_its_act || names_its_object, "{text}");
     }
 }

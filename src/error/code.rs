@@ -56,6 +56,7 @@ impl Error {
             Error::DuplicateKind { .. } => "DUPLICATE_KIND",
             Error::TooManyKinds { .. } => "TOO_MANY_KINDS",
             Error::ScheduleInvalid { .. } => "SCHEDULE_INVALID",
+            Error::WebhookInvalid { .. } => "WEBHOOK_INVALID",
             Error::Stopped { .. } => "STOPPED",
             Error::Io { .. } => "IO",
             Error::Storage { .. } => "STORAGE",
