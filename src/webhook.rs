@@ -181,11 +181,11 @@ impl Webhook {
     /// after it. It is never stored, logged, shown or part of an error. Defaults to none.
     ///
     /// An error of `f` is the attempt's: transient, unless it carries a verdict ([`Verdicts`]); its text is stored, so it
-    /// should not hold the secret. A value that cannot be sent, such as one with a line end or letters beyond ASCII, parks the message as
-    /// `auth`.
+    /// should not hold the secret. A value that cannot be sent, such as one with a line end or letters beyond ASCII, parks
+    /// the message as `auth`.
     ///
     /// The HTTP client writes the bytes it sends to the log if the log takes trace events of `ureq` and `ureq_proto`. While
-    /// it does, messages with an authorization are held back, at no cost, and say so.
+    /// it does, messages with an authorization are held back, uncharged, and say so.
     pub fn authorization(mut self, f: impl Fn() -> anyhow::Result<String> + Send + Sync + 'static) -> Self {
         self.authorization = Some(Arc::new(f));
         self
@@ -212,7 +212,7 @@ impl Webhook {
             return Err(anyhow!("POST to {}: {why}", self.host)).retry_after(UNTIL_THE_LOG_IS_QUIET);
         }
         let value = authorization().with_context(|| format!("POST to {}: asking for the authorization", self.host))?;
-        let why = "the authorization holds what it cannot (a line end, perhaps)";
+        let why = "the authorization holds what no header can (a line end, perhaps)";
         sensitive(&value)
             .filter(|_| value.is_ascii())
             .ok_or_else(|| anyhow!("POST to {}: {why}", self.host))
