@@ -220,7 +220,7 @@ fn try_to_write(job: &Import, cx: &Context) -> &'static str {
         "step" => cx.step("charge", || Ok(())),
         "progress" => cx.progress(1, 2, "stale").map_err(Into::into),
         "enqueue" => cx.enqueue(&child).map(drop).map_err(Into::into),
-        "enqueue_in" => cx.transaction(|tx| Ok(drop(cx.enqueue_in(tx, &child)?))),
+        "enqueue_in" => cx.transaction(|tx| Ok(cx.enqueue_in(tx, &child)?)).map(drop),
         _ => in_the_apps(cx, &child),
     };
     let code = result.as_ref().err().map_or("ok", |error| error.downcast_ref::<Error>().map_or("?", Error::code));
@@ -291,7 +291,10 @@ fn four_seconds_in_a_closure_cost_no_lease_of_a_second() {
         let handler = move |job: Import, cx: &Context| {
             starts.note(format!("{name} starts {}", job.file));
             match &*job.file {
-                "long" => cx.transaction(|_| Ok(std::thread::sleep(Duration::from_secs(4))))?,
+                "long" => cx.transaction(|_| {
+                    std::thread::sleep(Duration::from_secs(4));
+                    Ok(())
+                })?,
                 _ => wait_until("the long one is over", || starts.count("over") == 1),
             }
             starts.note("over");

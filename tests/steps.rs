@@ -170,7 +170,8 @@ fn keys_of<J: Job<Output = u32>>(store: &Store, job: &J) -> Vec<String> {
         let mut keys = vec![cx.idempotency_key()];
         cx.step("outer", || {
             keys.push(cx.idempotency_key());
-            cx.step("inner", || Ok(keys.push(cx.idempotency_key())))?;
+            let inner = cx.step("inner", || Ok(cx.idempotency_key()))?;
+            keys.push(inner);
             keys.push(cx.idempotency_key());
             Ok(())
         })?;
@@ -261,7 +262,10 @@ fn charge(job: &Order, cx: &Context, log: &Log) -> anyhow::Result<u32> {
         log.note("between");
         std::process::abort();
     }
-    cx.step("send", || Ok(log.note(format!("send {}", cx.idempotency_key()))))?;
+    cx.step("send", || {
+        log.note(format!("send {}", cx.idempotency_key()));
+        Ok(())
+    })?;
     Ok(job.n)
 }
 
