@@ -213,15 +213,21 @@ fn killed_at_every_named_point_nothing_is_lost_or_doubled() {
     worker.kill();
     println!("{deaths} processes died, {} deliveries", receiver.deliveries().len());
     let log = Log::beside(folder.path());
-    for job in &jobs {
-        let died = log.count(&format!("died {:?} {} .", job.0.dies, job.0.n));
-        // What may run once only may have met another's death before its own.
-        assert!(died == 1 || job.0.dies == Point::InAtMostOnce && died == 0, "{:?} died {died} times", job.0);
-    }
+    check_deaths(&log, rounds as usize);
     check_rows(folder.path(), &jobs);
     check_messages(folder.path(), &receiver, &jobs);
     check_at_most_once(&store, &log, &jobs);
     check_steps(&log, &jobs);
+}
+
+/// Each point has had its deaths. Another's death may come before one's own where nothing is run again.
+fn check_deaths(log: &Log, rounds: usize) {
+    for point in POINTS {
+        let died = log.count(&format!("died {point:?} "));
+        println!("{point:?}: {died} died");
+        let may_miss = matches!(point, Point::AfterCommit | Point::InAtMostOnce);
+        assert!(died == rounds || may_miss && died <= rounds && died * 2 > rounds, "{point:?}: {died} of {rounds}");
+    }
 }
 
 /// As long as something moves.

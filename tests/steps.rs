@@ -179,8 +179,7 @@ fn keys_of<J: Job<Output = u32>>(store: &Store, job: &J) -> Vec<String> {
         *noted.lock().unwrap() = keys;
         Ok(1)
     });
-    let keys = seen.lock().unwrap().clone();
-    keys
+    std::mem::take(&mut *seen.lock().unwrap())
 }
 
 #[test]
