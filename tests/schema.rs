@@ -36,6 +36,9 @@ impl Job for Statement {
     fn retry() -> RetryPolicy {
         RetryPolicy::default().jitter(0.0)
     }
+    fn ordering_key(&self) -> Option<String> {
+        self.card.starts_with("line/").then(|| "line".to_owned())
+    }
 }
 
 fn statement(card: &str) -> Statement {
@@ -43,10 +46,16 @@ fn statement(card: &str) -> Statement {
 }
 
 /// What the handler of the program that wrote the fixture did; the key says it.
-fn as_the_key_says(job: Statement, _cx: &Context) -> anyhow::Result<i64> {
+fn as_the_key_says(job: Statement, cx: &Context) -> anyhow::Result<i64> {
     match job.card.as_str() {
         "dead" => Err(anyhow::anyhow!("no such card")).permanent(),
         "parked" => Err(anyhow::anyhow!("401")).park("auth:bank"),
+        "line/1" => Err(anyhow::anyhow!("not yet")).park("line"),
+        "stepped" => {
+            cx.step("charge", || Ok(7))?;
+            cx.progress(1, 2, "charged")?;
+            anyhow::bail!("no route")
+        }
         "failed" => anyhow::bail!("no route"),
         "held" => {
             tell("held");
@@ -100,7 +109,7 @@ fn write_fixture(path: &Path) {
     store.enqueue_all(&["done", "dead", "parked", "retired", "cancelled"].map(statement)).unwrap();
     drain.drain().unwrap();
     clock.set(end_of_the_fixture().now());
-    let _ = store.enqueue(&statement("failed")).unwrap();
+    let _ = store.enqueue_all(&["failed", "stepped", "line/1", "line/2"].map(statement)).unwrap();
     drain.drain().unwrap();
     assert_eq!(store.once(&statement("once"), |_cx| Ok(7)).unwrap(), 7);
     assert!(store.once(&statement("once-failed"), |_cx| anyhow::bail!("not today")).is_err());
@@ -250,6 +259,62 @@ fn schedules_and_jobs_of_an_old_file_go_on_where_they_stood() {
         assert_eq!(nights, ["2026-06-01T03:00:00", "2026-05-31T03:00:00"]);
         assert_eq!(store.once(&statement("once-failed"), |cx| Ok(i64::from(cx.attempt()))).unwrap(), 2);
     }
+}
+
+#[test]
+fn steps_and_lines_of_an_old_file_go_on_where_they_stood() {
+    for (version, old) in old_files().into_iter().filter(|(version, _)| *version >= 3) {
+        let clock = end_of_the_fixture();
+        clock.advance(Duration::from_secs(3_600));
+        let store = old.builder().clock(clock).lease(LEASE).open().unwrap();
+        let ran = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let noted = Arc::clone(&ran);
+        let handler = move |job: Statement, cx: &Context| {
+            noted.lock().unwrap().push(job.card.clone());
+            match job.card.as_str() {
+                "stepped" => cx.step("charge", || -> anyhow::Result<i64> { panic!("its output is stored") }),
+                _ => Ok(job.minor),
+            }
+        };
+        let drain = Drain::new(Runner::builder(&store).handle(handler)).unwrap();
+        drain.drain().unwrap();
+        assert!(matches!(store.enqueue(&statement("stepped")).unwrap().standing, Standing::Done(Ok(7))));
+        let stepped = store.find("statement", "stepped").unwrap().unwrap();
+        assert_eq!(stepped.progress.map(|progress| (progress.done, progress.total)), Some((1, 2)));
+        assert!(!ran.lock().unwrap().iter().any(|card| card.starts_with("line/")), "version {version}");
+        store.resume("line").unwrap();
+        drain.drain().unwrap();
+        let ran = ran.lock().unwrap();
+        let line: Vec<_> = ran.iter().filter(|card| card.starts_with("line/")).collect();
+        assert_eq!(line, ["line/1", "line/2"], "version {version}");
+    }
+}
+
+#[test]
+fn jobs_of_one_ordering_key_stand_in_line_once_a_file_that_kept_no_order_is_upgraded() {
+    let (_, old) = old_files().into_iter().find(|(version, _)| *version == 2).unwrap();
+    // As a version 2 program left them: a dead one, and three that could all be claimed.
+    run_sql(
+        old.path(),
+        r#"INSERT INTO birkez_job (kind, key, payload, ordering_key, state, gate, run_at, finished_at, priority) VALUES
+               ('statement', 'line/0', '{"card":"line/0","minor":1}', 'line', 3, NULL, 5, 6, 0),
+               ('statement', 'line/1', '{"card":"line/1","minor":1}', 'line', 0, 1, 5, NULL, 0),
+               ('statement', 'line/2', '{"card":"line/2","minor":1}', 'line', 0, 1, 5, NULL, 7),
+               ('statement', 'line/3', '{"card":"line/3","minor":1}', 'line', 0, 0, 5, NULL, 9);"#,
+    );
+    let store = old.builder().clock(end_of_the_fixture()).open().unwrap();
+    assert_eq!(
+        rows(old.path(), "SELECT gate FROM birkez_job WHERE ordering_key = 'line'").join(" "),
+        "[Null] [Integer(1)] [Integer(2)] [Integer(2)]"
+    );
+    let ran = Arc::new(std::sync::Mutex::new(String::new()));
+    let noted = Arc::clone(&ran);
+    let handler = move |job: Statement, _: &Context| {
+        noted.lock().unwrap().extend(job.card.strip_prefix("line"));
+        Ok(job.minor)
+    };
+    Drain::new(Runner::builder(&store).handle(handler)).unwrap().drain().unwrap();
+    assert_eq!(*ran.lock().unwrap(), "/1/2/3");
 }
 
 /// A file of this version in which a newer program has left its mark.
