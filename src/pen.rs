@@ -94,6 +94,9 @@ struct Writer {
     gaps: Gaps,
 }
 
+/// All riders of this process, by file: a program may open a file more than once.
+static RIDERS: Mutex<Vec<(PathBuf, Weak<dyn Rider>)>> = Mutex::new(Vec::new());
+
 thread_local! {
     /// Pens whose transaction is open in a closure further up this thread's stack.
     static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
@@ -132,7 +135,10 @@ impl Pen {
     pub(crate) fn attach(&self, rider: Weak<dyn Rider>) {
         let mut riders = self.riders.write().unwrap_or_else(PoisonError::into_inner);
         riders.retain(|rider| rider.strong_count() > 0);
-        riders.push(rider);
+        riders.push(Weak::clone(&rider));
+        let mut all = RIDERS.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, rider)| rider.strong_count() > 0);
+        all.push((self.path().clone(), rider));
     }
 
     /// Whether this thread is inside a closure that holds this pen.
@@ -146,8 +152,13 @@ impl Pen {
     pub(crate) fn expect(&self, job: i64, run_at: i64) {
         if self.is_held_here() {
             STORED.set(Some(STORED.get().map_or(run_at, |known| known.min(run_at))));
-        } else {
-            self.each_rider(|rider| rider.expect(job));
+            return;
+        }
+        let all = RIDERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let here: Vec<_> = all.iter().filter(|(path, _)| path == self.path()).cloned().collect();
+        drop(all);
+        for rider in here.iter().filter_map(|(_, rider)| rider.upgrade()) {
+            rider.expect(job);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The runner: one process's pool of workers, with a keeper that claims for them.
 
 mod attempts;
+mod bell;
 mod buffer;
 mod crew;
 mod handlers;
@@ -9,6 +10,7 @@ mod inline;
 mod keeper;
 mod neighbours;
 mod pace;
+mod round;
 mod stop;
 mod worker;
 
