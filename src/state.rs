@@ -83,7 +83,7 @@ impl fmt::Display for JobName {
 /// A job that exists, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct JobRef {
-    /// Its number in the file.
+    /// Its number in the file; 0 for one that is stored in a transaction that is still open.
     pub id: i64,
     /// Its state when it was met.
     pub state: State,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use birkez::rusqlite::{Connection, Transaction, TransactionBehavior};
 use birkez::testing::{Drain, TempStore};
-use birkez::{Context, EnqueuedIn, Job, Relay, Runner, State, Store, in_future};
+use birkez::{Context, EnqueuedIn, Error, Job, Relay, Runner, State, Store, in_future};
 use chrono::{DateTime, Utc};
 use common::{Child, ask, given, run_sql, tell};
 use serde::{Deserialize, Serialize};
@@ -152,7 +152,8 @@ fn a_transaction_is_told_fresh_or_existing_and_no_number_before_its_commit() {
     // Once more in the same one: it is still one that may never be.
     assert!(matches!(store.enqueue_in(&tx, &receipt(1)).unwrap(), EnqueuedIn::Fresh));
     let other = Receipt { minor: 1, ..receipt(1) };
-    assert_eq!(store.enqueue_in(&tx, &other).unwrap_err().code(), "KEY_REUSED");
+    let reused = store.enqueue_in(&tx, &other).unwrap_err();
+    assert!(matches!(&reused, Error::KeyReused { existing, .. } if existing.id == 0), "{reused:?}");
     assert_eq!(tx.query_row("SELECT count(*) FROM birkez_job", [], |row| row.get::<_, i64>(0)).unwrap(), 1);
     tx.commit().unwrap();
     let tx = immediate(&mut app);
@@ -256,12 +257,23 @@ fn a_job_starts_within_milliseconds_of_the_apps_commit_idle_and_beside_a_drain()
     let left: i64 = ask(folder.path(), "SELECT count(*) FROM birkez_job WHERE kind = 'chore' AND state = 0");
     assert!(left > 0, "the drain was over before the last of them");
     println!("median and p99 from COMMIT to start: {idle:?} idle, {busy:?} beside a drain");
-    // The median, since the other tests of a run want the processors too; the p99 of a quiet machine is for a long run.
-    let limit = |variable, default| Duration::from_millis(common::rounds(variable, default).into());
-    let limits = [limit("BIRKEZ_PICKUP_P50_MS", 10), limit("BIRKEZ_PICKUP_P99_MS", 500)];
-    for measured in [idle, busy] {
-        assert!(measured[0] < limits[0] && measured[1] < limits[1], "{measured:?}");
-    }
+    // Beside other tests, without optimisation, a round of a drain holds the file for long. What is promised (a p99 under
+    // 10 ms) is measured by itself: BIRKEZ_PICKUP_MS=10 cargo test --release --test outbox within_milliseconds
+    let limit = Duration::from_millis(common::rounds("BIRKEZ_PICKUP_MS", 1_000).into());
+    assert!(idle[0] < limit / 20 && idle[1] < limit && busy[1] < limit, "{idle:?} idle, {busy:?} beside a drain");
+}
+
+#[test]
+fn a_runner_of_another_handle_of_the_file_in_this_process_is_woken_too() {
+    let (folder, store) = folder();
+    let (relay, arrived) = telegraph();
+    let other = folder.open().unwrap();
+    let _runner = Runner::builder(&other).look_every(None).relay::<Receipt>(relay).start().unwrap();
+    let mut app = host(folder.path());
+    let tx = immediate(&mut app);
+    sell(&tx, &store, 1);
+    tx.commit().unwrap();
+    arrived.recv_timeout(SOON).unwrap();
 }
 
 #[test]

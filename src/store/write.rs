@@ -124,6 +124,10 @@ impl Store {
             match self.store_in(tx, &new, &compared, fence) {
                 Ok(Stored::Answered(answer)) => break answer,
                 Ok(Stored::MustCompare(question)) => compare(vec![question], &mut compared),
+                Err(OpError::Refused(Error::KeyReused { kind, key, mut existing })) => {
+                    existing.id = if self.is_committed(act, existing.id)? { existing.id } else { 0 };
+                    return Err(Error::KeyReused { kind, key, existing });
+                }
                 Err(OpError::Sql(error)) if is_stale(&error) => return Err(Error::StaleTransaction { act }),
                 Err(error) => return Err(error.into_error(act, self.path())),
             }
@@ -133,9 +137,12 @@ impl Store {
             return Ok(EnqueuedIn::Fresh);
         }
         // One that this very transaction has stored has no number yet that could be shown.
-        let committed =
-            self.read(act, |tx| tx.prepare_cached(sql::IS_THERE)?.query_row([answer.id], |row| row.get(0)))?;
+        let committed = self.is_committed(act, answer.id)?;
         Ok(if committed { EnqueuedIn::Existing(answer.typed::<J>(&new.key)) } else { EnqueuedIn::Fresh })
+    }
+
+    fn is_committed(&self, act: &'static str, job: i64) -> Result<bool> {
+        self.read(act, |tx| tx.prepare_cached(sql::IS_THERE)?.query_row([job], |row| row.get(0)))
     }
 
     /// The INSERT comes first: in a deferred transaction a SELECT in front of it could not be upgraded beside a writer.
