@@ -44,10 +44,11 @@ impl Neighbours {
         if self.version == Some(version) {
             return Ok(());
         }
+        // In this order: what is committed between the two is still looked for, or found.
+        within(PATIENCE, || forget_found(&self.connection, crew))?;
         if within(PATIENCE, || anything_for(&self.connection, crew))? {
             crew.look();
         }
-        within(PATIENCE, || forget_found(&self.connection, crew))?;
         let schedules =
             within(PATIENCE, || self.connection.prepare_cached(sql::SCHEDULES_STATE)?.query_row([], |row| row.get(0)))?;
         if self.schedules.replace(schedules).is_some_and(|before| before != schedules) {
