@@ -1,4 +1,4 @@
-//! From HTTP to a sale.
+//! From HTTP to a sale. What is no HTTP, or has more than 8 KiB of headers, oxhttp refuses by itself, with 400 and plain text.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener};
