@@ -18,6 +18,8 @@ mod changed;
 mod desk;
 #[path = "card_statements/input.rs"]
 mod input;
+#[path = "card_statements/refund.rs"]
+mod refund;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -23,6 +23,7 @@ pub struct Statement {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub purchase_id: String,
+    /// From 1. In the ledger, 0 is the purchase's refund.
     pub instalment: u32,
     pub amount_minor: i64,
 }
@@ -124,6 +125,14 @@ impl Book {
         self.purchases
     }
 
+    /// A purchase, with the card that it was made with.
+    pub fn purchase(&self, id: &str) -> Option<(&str, &Card, &Instalments)> {
+        self.cards().find_map(|(card_id, card)| {
+            let (_, plan) = card.purchases.iter().find(|(purchase, _)| purchase == id)?;
+            Some((card_id, card, plan))
+        })
+    }
+
     pub fn cards(&self) -> impl Iterator<Item = (&str, &Card)> {
         self.cards.iter().map(|(id, card)| (id.as_str(), card))
     }
@@ -153,6 +162,13 @@ impl Book {
 }
 
 impl Card {
+    /// When its next statement after a date closes.
+    pub fn closes_after(&self, date: NaiveDate) -> Option<NaiveDate> {
+        let month = Month::of(date);
+        let closing = |month: Month| month.closing(self.statement_day);
+        [Some(month), month.plus(1)].into_iter().flatten().map(closing).find(|closing| *closing > date)
+    }
+
     fn statement(&self, id: &str, date: NaiveDate) -> Statement {
         let month = Month::of(date);
         let row = |(purchase, plan): &(String, Instalments)| {

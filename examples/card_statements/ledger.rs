@@ -9,8 +9,9 @@ use birkez::{Job, Store};
 use chrono::{DateTime, SecondsFormat, Utc};
 
 use crate::book::Statement;
+use crate::refund::Refund;
 
-/// `posting` says of each row of the ledger when it was written and by which job.
+/// `posting` says of each row of the ledger when it was written and by which job. Instalment 0 is a purchase's refund.
 const TABLES: &str = "
 CREATE TABLE IF NOT EXISTS ledger (
     card_id        TEXT NOT NULL,
@@ -60,12 +61,15 @@ pub struct Ledger(Connection);
 #[derive(Clone, Debug, Default)]
 pub struct Balance {
     pub rows: i64,
+    /// How many of them are refunds.
+    pub refunds: i64,
     /// Their sum, which may be more than SQLite's own `sum` can hold.
     pub minor: i128,
 }
 
 /// A job that stands in the way.
 pub struct OpenJob {
+    pub kind: String,
     pub key: String,
     pub state: String,
     pub text: String,
@@ -80,13 +84,13 @@ impl Ledger {
 
     /// Each card's balance, by card.
     pub fn balances(&self) -> anyhow::Result<BTreeMap<String, Balance>> {
-        let ask = "SELECT card_id, count(*), sum(amount_minor / 1000000000), sum(amount_minor % 1000000000)
+        let ask = "SELECT card_id, count(*), sum(instalment = 0), sum(amount_minor / 1000000000), sum(amount_minor % 1000000000)
                    FROM ledger GROUP BY card_id";
         let mut ask = self.0.prepare(ask)?;
         let balance = |row: &birkez::rusqlite::Row<'_>| {
-            let (high, low): (i64, i64) = (row.get(2)?, row.get(3)?);
+            let (high, low): (i64, i64) = (row.get(3)?, row.get(4)?);
             let minor = i128::from(high) * 1_000_000_000 + i128::from(low);
-            Ok((row.get(0)?, Balance { rows: row.get(1)?, minor }))
+            Ok((row.get(0)?, Balance { rows: row.get(1)?, refunds: row.get(2)?, minor }))
         };
         Ok(ask.query_map([], balance)?.collect::<Result<_, _>>()?)
     }
@@ -97,30 +101,31 @@ impl Ledger {
         Ok(ask.query_map([Statement::KIND], |row| row.get(0))?.collect::<Result<_, _>>()?)
     }
 
-    /// What a statement's job was made with.
-    pub fn stored_statement(&self, key: &str) -> anyhow::Result<Option<Statement>> {
+    /// What a job was made with.
+    pub fn stored<J: Job>(&self, key: &str) -> anyhow::Result<Option<J>> {
         let ask = "SELECT payload FROM birkez_job WHERE kind = ?1 AND key = ?2";
-        let payload: Option<Option<String>> =
-            self.0.query_row(ask, [Statement::KIND, key], |row| row.get(0)).optional()?;
+        let payload: Option<Option<String>> = self.0.query_row(ask, [J::KIND, key], |row| row.get(0)).optional()?;
         Ok(payload.flatten().and_then(|payload| serde_json::from_str(&payload).ok()))
     }
 
-    /// The first statement whose job should have ended well by now and has not.
+    /// The first job that should have ended well by now and has not.
     pub fn open_job(&self, now: DateTime<Utc>) -> anyhow::Result<Option<OpenJob>> {
-        let ask = "SELECT key, state, coalesce(error_class || ': ' || error_text, reason, 'no failure is on record')
+        let ask =
+            "SELECT kind, key, state, coalesce(error_class || ': ' || error_text, reason, 'no failure is on record')
                    FROM birkez_jobs
-                   WHERE kind = ?1 AND (state IN ('running', 'parked', 'dead', 'cancelled')
-                                        OR state = 'waiting' AND (run_at <= ?2 OR attempts > 0))
+                   WHERE kind IN (?1, ?2) AND (state IN ('running', 'parked', 'dead', 'cancelled')
+                                        OR state = 'waiting' AND (run_at <= ?3 OR attempts > 0))
                    ORDER BY id LIMIT 1";
-        let job =
-            |row: &birkez::rusqlite::Row<'_>| Ok(OpenJob { key: row.get(0)?, state: row.get(1)?, text: row.get(2)? });
-        Ok(self.0.query_row(ask, params![Statement::KIND, now.timestamp_millis()], job).optional()?)
+        let job = |row: &birkez::rusqlite::Row<'_>| {
+            Ok(OpenJob { kind: row.get(0)?, key: row.get(1)?, state: row.get(2)?, text: row.get(3)? })
+        };
+        Ok(self.0.query_row(ask, params![Statement::KIND, Refund::KIND, now.timestamp_millis()], job).optional()?)
     }
 
-    /// When the last of the statements that still wait becomes due, a failed one's next attempt among them.
+    /// When the last of the jobs that still wait becomes due, a failed one's next attempt among them.
     pub fn last_due(&self) -> anyhow::Result<Option<DateTime<Utc>>> {
-        let ask = "SELECT max(run_at) FROM birkez_jobs WHERE kind = ?1 AND state IN ('waiting', 'running')";
-        let at: Option<i64> = self.0.query_row(ask, [Statement::KIND], |row| row.get(0))?;
+        let ask = "SELECT max(run_at) FROM birkez_jobs WHERE kind IN (?1, ?2) AND state IN ('waiting', 'running')";
+        let at: Option<i64> = self.0.query_row(ask, [Statement::KIND, Refund::KIND], |row| row.get(0))?;
         Ok(at.and_then(DateTime::from_timestamp_millis))
     }
 }

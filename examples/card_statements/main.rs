@@ -4,6 +4,9 @@
 //! card and statement date. The job's handler writes the statement's rows and the job's completion in one transaction, so
 //! that no row is written twice, whatever moment the program is killed at: it is started again and goes on.
 //!
+//! What is posted is never edited. A refund is a job of its own, too, which writes a compensating row and names the
+//! statement's job that it corrects.
+//!
 //! The nights are walked by hand, on a clock that is set from one to the next; a panel that runs all day would start the
 //! runner instead, and change nothing else.
 
@@ -13,6 +16,7 @@ mod failure;
 mod input;
 mod ledger;
 mod nightly;
+mod refund;
 mod report;
 mod rules;
 
@@ -49,9 +53,13 @@ fn main() -> ExitCode {
     code
 }
 
-/// Walks the nights, and answers what there is to print.
+/// Walks the nights, or refunds a purchase; answers what there is to print.
 fn run(args: &Args) -> anyhow::Result<String> {
     let book = input::read(&args.purchases)?;
+    if let Some(wish) = &args.refund {
+        let refunded = refund::run(&args.db, book, wish)?;
+        return if args.json { refunded.json() } else { Ok(refunded.line()) };
+    }
     let through = args.through.or(book.last_statement());
     let known = (book.purchases(), card_list(&book));
     let mut bar = Bar::new();

@@ -15,6 +15,7 @@ use chrono::{DateTime, NaiveDate, NaiveDateTime, TimeDelta, Utc};
 use crate::book::{Book, Statement, difference, split_key};
 use crate::failure::Failure;
 use crate::ledger::{self, Ledger};
+use crate::refund::Refund;
 
 const SCHEDULE: &str = "card-statements";
 const LINE: &str = "0 3 * * *";
@@ -39,13 +40,21 @@ pub struct Walked {
 struct Posted {
     statements: AtomicUsize,
     rows: AtomicUsize,
+    refunds: AtomicUsize,
 }
 
-struct Nightly {
-    store: Store,
-    ledger: Ledger,
-    book: Arc<Book>,
-    clock: Arc<ManualClock>,
+impl Posted {
+    fn jobs(&self) -> usize {
+        self.statements.load(Ordering::Acquire) + self.refunds.load(Ordering::Acquire)
+    }
+}
+
+/// A file of statements, and the purchases that they are made of.
+pub struct Nightly {
+    pub store: Store,
+    pub ledger: Ledger,
+    pub book: Arc<Book>,
+    pub clock: Arc<ManualClock>,
     calendar: Calendar,
     zone: Zone,
     posted: Arc<Posted>,
@@ -81,12 +90,12 @@ pub fn run(
 }
 
 /// The last date whose night is behind a mark.
-fn last_closed(mark: NaiveDateTime) -> NaiveDate {
+pub fn last_closed(mark: NaiveDateTime) -> NaiveDate {
     (mark - TimeDelta::hours(3)).date()
 }
 
 impl Nightly {
-    fn open(file: &Path, book: Book) -> anyhow::Result<Nightly> {
+    pub fn open(file: &Path, book: Book) -> anyhow::Result<Nightly> {
         let clock = ManualClock::at(DateTime::UNIX_EPOCH);
         let store = Store::builder(file).clock(clock.clone()).payload_limit(PAYLOAD_LIMIT).open()?;
         ledger::create_tables(&store)?;
@@ -102,7 +111,7 @@ impl Nightly {
     }
 
     /// How far the file has been walked.
-    fn mark(&self) -> anyhow::Result<Option<NaiveDateTime>> {
+    pub fn mark(&self) -> anyhow::Result<Option<NaiveDateTime>> {
         match self.schedule()?.map(|schedule| schedule.mark.parse()).transpose()? {
             Some(Mark::Wall(time)) => Ok(Some(time)),
             None => Ok(None),
@@ -116,7 +125,7 @@ impl Nightly {
 
     /// Offers the statements that have closed again: a repeat is harmless, and other content under a known key shows
     /// that the purchases have been changed since.
-    fn offer_again(&self, closed_by: NaiveDate) -> anyhow::Result<()> {
+    pub fn offer_again(&self, closed_by: NaiveDate) -> anyhow::Result<()> {
         let offered = self.book.closed_by(closed_by);
         self.check_keys(&offered)?;
         match self.store.enqueue_all(&offered) {
@@ -144,7 +153,7 @@ impl Nightly {
         let Some((card_id, statement_date)) = split_key(key) else {
             bail!("the file has a job of statements with the key {key:?}, which is not a card and a date");
         };
-        let stored = self.ledger.stored_statement(key)?;
+        let stored: Option<Statement> = self.ledger.stored(key)?;
         let now = offered.iter().find(|statement| statement.key() == key);
         let mut text = difference(stored.as_ref(), now);
         if more > 0 {
@@ -164,7 +173,7 @@ impl Nightly {
 
     /// Where the clock begins: at the mark; for a new file just before the first night, since a schedule owes nothing
     /// from before its first registration. An attempt that failed in an earlier run is due again by then.
-    fn start(&self, mark: Option<NaiveDateTime>, nights: &[Due]) -> anyhow::Result<DateTime<Utc>> {
+    pub fn start(&self, mark: Option<NaiveDateTime>, nights: &[Due]) -> anyhow::Result<DateTime<Utc>> {
         let at_mark = mark.and_then(|mark| self.calendar.find(&self.zone, Mark::Wall(mark))).map(|due| due.at);
         let before_first = nights.first().map(|night| night.at - TimeDelta::seconds(1));
         let again = self.ledger.last_due()?;
@@ -184,6 +193,13 @@ impl Nightly {
         self.await_others(&drain)
     }
 
+    /// Runs what is due, without walking on.
+    pub fn finish(&self) -> anyhow::Result<()> {
+        let drain = self.drain()?;
+        self.post_due(&drain)?;
+        self.await_others(&drain)
+    }
+
     fn drain(&self) -> anyhow::Result<Drain> {
         let (posted, clock) = (Arc::clone(&self.posted), Arc::clone(&self.clock));
         let post = move |statement: Statement, cx: &Context| {
@@ -192,17 +208,23 @@ impl Nightly {
             posted.rows.fetch_add(rows, Ordering::AcqRel);
             Ok(rows)
         };
+        let (refunded, clock) = (Arc::clone(&self.posted), Arc::clone(&self.clock));
+        let refund = move |refund: Refund, cx: &Context| {
+            cx.commit(|tx| ledger::post(tx, &refund.statement(), cx.job_id(), clock.now()).map(drop))?;
+            refunded.refunds.fetch_add(1, Ordering::AcqRel);
+            Ok(())
+        };
         let book = Arc::clone(&self.book);
         let closing = move |at: &Occurrence| book.closing_on(at.date()).collect::<Vec<_>>();
         let schedule = Schedule::cron(SCHEDULE, LINE)?.zone(ZONE)?.catch_up(CatchUp::each()).overlap(Overlap::Allow);
-        Ok(Drain::new(Runner::builder(&self.store).handle(post).schedule(schedule, closing))?)
+        Ok(Drain::new(Runner::builder(&self.store).handle(post).handle(refund).schedule(schedule, closing))?)
     }
 
     /// Runs what is due. A statement that cannot be posted ends the run; the next run tries it again.
     fn post_due(&self, drain: &Drain) -> anyhow::Result<()> {
-        let before = self.posted.statements.load(Ordering::Acquire);
+        let before = self.posted.jobs();
         let attempts = drain.drain()?;
-        if self.posted.statements.load(Ordering::Acquire) - before != attempts {
+        if self.posted.jobs() - before != attempts {
             self.check_jobs(|_| false)?;
         }
         Ok(())
@@ -211,7 +233,7 @@ impl Nightly {
     fn check_jobs(&self, is_fine: impl Fn(&str) -> bool) -> anyhow::Result<()> {
         match self.ledger.open_job(self.clock.now())? {
             Some(job) if !is_fine(&job.state) => {
-                Err(Failure::NotPosted { key: job.key, state: job.state, text: job.text }.into())
+                Err(Failure::NotPosted { kind: job.kind, key: job.key, state: job.state, text: job.text }.into())
             }
             _ => Ok(()),
         }

@@ -67,6 +67,8 @@ struct CardBalance {
     card_id: String,
     currency: String,
     rows: i64,
+    /// Rows that take something back.
+    refunds: i64,
     balance_minor: i128,
 }
 
@@ -86,7 +88,13 @@ impl Report {
         let ledger_rows = balances.values().map(|balance| balance.rows).sum();
         let card = |(card_id, currency)| {
             let balance = balances.remove(&card_id).unwrap_or_default();
-            CardBalance { card_id, currency, rows: balance.rows, balance_minor: balance.minor }
+            CardBalance {
+                card_id,
+                currency,
+                rows: balance.rows,
+                refunds: balance.refunds,
+                balance_minor: balance.minor,
+            }
         };
         Report {
             db: db.display().to_string(),

@@ -29,7 +29,8 @@ impl Month {
         (1..=statement_day.min(31)).rev().find_map(day).unwrap_or(NaiveDate::MAX)
     }
 
-    fn plus(self, months: u32) -> Option<Month> {
+    /// `None` beyond the years that a calendar knows.
+    pub fn plus(self, months: u32) -> Option<Month> {
         self.0.checked_add_unsigned(months).filter(|month| month / 12 <= *YEARS.end()).map(Month)
     }
 
@@ -54,6 +55,11 @@ impl Instalments {
         let first = if bought <= month.closing(statement_day) { month } else { month.plus(1)? };
         let last = first.plus(count.checked_sub(1)?)?;
         Some(Instalments { first, last, total_minor, count })
+    }
+
+    /// What it comes to in all.
+    pub fn total_minor(&self) -> i64 {
+        self.total_minor
     }
 
     /// The month of the first.

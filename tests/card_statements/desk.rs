@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::time::SystemTime;
 
 use birkez::rusqlite::Connection;
 use birkez::rusqlite::types::Value as Cell;
 use birkez::testing::TempStore;
+
+use super::common::example::example;
 
 pub const HEADER: &str = "purchase_id,card_id,statement_day,purchase_date,merchant,total_minor,instalments,currency";
 
@@ -80,39 +81,10 @@ pub fn data(name: &str) -> String {
     std::fs::read_to_string(path).unwrap().replace("\r\n", "\n")
 }
 
-/// The built example. `cargo test` has built it; a run of this file alone may find it missing or old.
+/// The built example, looked for once.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let test = std::env::current_exe().unwrap();
-        let profile = test.ancestors().nth(2).unwrap();
-        let name = format!("card_statements{}", std::env::consts::EXE_SUFFIX);
-        let program = profile.join("examples").join(name);
-        let built = std::fs::metadata(&program).and_then(|found| found.modified()).ok();
-        if built.is_none_or(|built| built < newest_source()) {
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--example", "card_statements", "--target-dir"]).arg(profile.parent().unwrap());
-            cargo.args(profile.ends_with("release").then_some("--release"));
-            cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-            assert!(cargo.status().unwrap().success(), "the example does not build");
-        }
-        program
-    })
-}
-
-fn newest_source() -> SystemTime {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut folders = vec![root.join("src"), root.join("examples/card_statements")];
-    let mut newest = SystemTime::UNIX_EPOCH;
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
-            match entry.file_type().unwrap().is_dir() {
-                true => folders.push(entry.path()),
-                false => newest = newest.max(entry.metadata().unwrap().modified().unwrap()),
-            }
-        }
-    }
-    newest
+    PROGRAM.get_or_init(|| example("card_statements"))
 }
 
 /// The ledger by plain SQL, as the given file has it.

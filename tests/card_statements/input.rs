@@ -277,7 +277,7 @@ fn nothing_that_closes_yet_is_no_error_and_nothing_to_read_is_one() {
 #[test]
 fn wrong_usage_ends_with_2_and_says_how_it_is_used() {
     let desk = Desk::new("");
-    let wrong: [&[&str]; 10] = [
+    let wrong: [&[&str]; 16] = [
         &["--verbose"],
         &["more"],
         &["--through"],
@@ -288,6 +288,12 @@ fn wrong_usage_ends_with_2_and_says_how_it_is_used() {
         &["--db", "other.db"],
         &["--json=yes"],
         &["--jso"],
+        &["--refund"],
+        &["--refund", "p1", "--refund", "p1"],
+        &["--refund", "p1", "--through", "2024-01-01"],
+        &["--refund", "p1", "--amount", "1.5"],
+        &["--refund", "p1", "--amount"],
+        &["--amount", "5"],
     ];
     for args in wrong {
         let output = desk.run(args);
