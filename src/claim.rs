@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rusqlite::{OptionalExtension, Row, params, params_from_iter};
 
 use crate::enqueue::text;
+use crate::ordering::supersede;
 use crate::owner::Owner;
 use crate::pen::Group;
 use crate::retry::RetryPolicy;
@@ -83,7 +84,7 @@ pub(crate) fn next_due(group: &Group<'_>) -> rusqlite::Result<Option<i64>> {
 }
 
 /// Claims what the wish asks for, best first, with the turns of those that were passed over.
-pub(crate) fn claim(group: &Group<'_>, wish: &Wish<'_>, fairness: &mut Fairness) -> rusqlite::Result<Vec<Claim>> {
+pub(crate) fn claim(group: &mut Group<'_>, wish: &Wish<'_>, fairness: &mut Fairness) -> rusqlite::Result<Vec<Claim>> {
     let mut best = candidates(group, wish)?;
     let turns = fairness.turns(group, wish, &best)?;
     best.truncate((wish.idle + wish.ahead).saturating_sub(turns.len()));
@@ -101,7 +102,7 @@ pub(crate) fn claim(group: &Group<'_>, wish: &Wish<'_>, fairness: &mut Fairness)
 ///
 /// A suspect was held by a process that died. It is charged in its claim's commit; if it kills this process too, its
 /// lease says whether that was its last attempt, and nobody else is charged.
-pub(crate) fn claim_suspect(group: &Group<'_>, wish: &Wish<'_>) -> rusqlite::Result<Option<Claim>> {
+pub(crate) fn claim_suspect(group: &mut Group<'_>, wish: &Wish<'_>) -> rusqlite::Result<Option<Claim>> {
     let Some(suspect) = first(group, wish, true)? else { return Ok(None) };
     if first(group, wish, false)?.is_some_and(|other| other.priority > suspect.priority) {
         return Ok(None);
@@ -127,6 +128,7 @@ pub(crate) struct Candidate {
     pub for_callers: bool,
     pub ordering_key: Option<String>,
     pub idempotency: Option<String>,
+    pub version: Option<i64>,
 }
 
 impl Candidate {
@@ -146,6 +148,7 @@ impl Candidate {
             for_callers: false,
             ordering_key: text(row, 11)?,
             idempotency: text(row, 12)?,
+            version: row.get(13)?,
         })
     }
 }
@@ -192,12 +195,15 @@ fn first(group: &Group<'_>, wish: &Wish<'_>, suspects: bool) -> rusqlite::Result
 
 /// Takes the lease of one job. A suspect is charged with it, so that a crash finds it charged.
 pub(crate) fn take(
-    group: &Group<'_>,
+    group: &mut Group<'_>,
     owner: &Arc<Owner>,
     candidate: Candidate,
     traits: &Traits,
     idempotency: &dyn Fn(&Candidate) -> String,
 ) -> rusqlite::Result<Option<Claim>> {
+    if supersede(group, &candidate)? {
+        return Ok(None);
+    }
     let attempt = candidate.attempts.saturating_add(1);
     let token = candidate.claims + 1;
     let on_crash = traits.on_crash(attempt, candidate.suspect);
@@ -232,6 +238,7 @@ pub(crate) fn take(
         for_callers: candidate.for_callers,
         at_most_once: traits.at_most_once,
         ordering_key: candidate.ordering_key,
+        version: candidate.version,
         idempotency,
         owner: Arc::clone(owner),
     }))

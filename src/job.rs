@@ -106,8 +106,9 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
         None
     }
 
-    /// Which version of its ordering key's state the job carries. It is stored with the job; nothing acts on it yet.
-    /// Defaults to none.
+    /// Which version of its ordering key's state the job carries: a time stamp of the sender's, say. Once a newer one is
+    /// done, an older one that comes later is not applied: it ends as cancelled, with the class
+    /// [`Superseded`](crate::Class::Superseded). Defaults to none.
     fn version(&self) -> Option<i64> {
         None
     }

@@ -4,8 +4,10 @@
 //! Nobody walks a line. Whoever is stored behind others has gate 2, which no claim reads; whoever leaves the head of a line
 //! lets in the next.
 
-use rusqlite::OptionalExtension;
+use rusqlite::{OptionalExtension, params};
 
+use crate::claim::Candidate;
+use crate::failure::{Class, safe_text};
 use crate::pen::Group;
 use crate::sql;
 
@@ -36,6 +38,30 @@ pub(crate) fn move_up(group: &mut Group<'_>, ordering_key: &str) -> rusqlite::Re
     };
     group.statement(sql::SET_GATE)?.execute([next.id, gate])?;
     group.note_due(next.run_at);
+    Ok(())
+}
+
+/// Calls off a job whose ordering key has moved on to a newer version. False if it has not.
+pub(crate) fn supersede(group: &mut Group<'_>, job: &Candidate) -> rusqlite::Result<bool> {
+    let (Some(ordering_key), Some(version), false) = (&job.ordering_key, job.version, job.for_callers) else {
+        return Ok(false);
+    };
+    if !group.statement(sql::IS_SUPERSEDED)?.exists(params![ordering_key, version])? {
+        return Ok(false);
+    }
+    let text = format!("version {version} came after a newer one of `{ordering_key}` was done");
+    let class = Class::Superseded.as_str();
+    let called_off = group.statement(sql::SUPERSEDE)?.execute(params![job.id, class, safe_text(&text), group.now])?;
+    if called_off == 1 {
+        group.count(&job.kind, 4, 1);
+        move_up(group, ordering_key)?;
+    }
+    Ok(true)
+}
+
+/// A version of the ordering key's state is done: older ones are not applied any more.
+pub(crate) fn note_version(group: &Group<'_>, ordering_key: &str, version: i64) -> rusqlite::Result<()> {
+    group.statement(sql::NOTE_VERSION)?.execute(params![ordering_key, version])?;
     Ok(())
 }
 

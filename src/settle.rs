@@ -6,7 +6,7 @@ use rusqlite::params;
 
 use crate::enqueue::text;
 use crate::failure::Class;
-use crate::ordering::{gate_in_line, move_up};
+use crate::ordering::{gate_in_line, move_up, note_version};
 use crate::outcome::{Facts, Next, Output, Settlement};
 use crate::owner::Owner;
 use crate::pen::Group;
@@ -35,6 +35,8 @@ pub(crate) struct Claim {
     pub at_most_once: bool,
     /// Its ordering key.
     pub ordering_key: Option<String>,
+    /// Which version of the ordering key's state it carries.
+    pub version: Option<i64>,
     /// What the world outside tells repeats by.
     pub idempotency: String,
     pub owner: Arc<Owner>,
@@ -80,6 +82,9 @@ pub(crate) fn settle(group: &mut Group<'_>, claim: &Claim, settlement: &Settleme
         write_other(group, claim, settlement)?;
     }
     if let (Some(ordering_key), Next::Done(_) | Next::Dead) = (claim.line(), &settlement.next) {
+        if let (Next::Done(_), Some(version)) = (&settlement.next, claim.version) {
+            note_version(group, ordering_key, version)?;
+        }
         move_up(group, ordering_key)?;
     }
     if let Some(record) = &settlement.record {

@@ -88,12 +88,48 @@ pub(crate) const HEAD_OF_LINE: &str = concat!(
     " ORDER BY id LIMIT 1"
 );
 
+/// Whether a newer version of an ordering key's state has been completed.
+pub(crate) const IS_SUPERSEDED: &str = "SELECT 1 FROM main.birkez_order WHERE ordering_key = ?1 AND version > ?2";
+
+pub(crate) const NOTE_VERSION: &str = "
+INSERT INTO main.birkez_order (ordering_key, version) VALUES (?1, ?2)
+ON CONFLICT (ordering_key) DO UPDATE SET version = max(version, excluded.version)";
+
+pub(crate) const SUPERSEDE: &str = "
+UPDATE main.birkez_job
+SET state = 4, gate = NULL, suspect = NULL, error_class = ?2, error_text = ?3, finished_at = ?4
+WHERE id = ?1 AND state = 0 AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = ?1)";
+
+/// The heads that hold others back, one a line: from line to line by the index, whatever their length.
+pub(crate) fn held_lines() -> String {
+    let in_line = in_line!("birkez_job");
+    format!(
+        "WITH RECURSIVE line (ordering_key) AS (
+             SELECT min(ordering_key) FROM main.birkez_job WHERE ordering_key IS NOT NULL AND {in_line}
+             UNION ALL
+             SELECT (SELECT min(ordering_key) FROM main.birkez_job
+                     WHERE ordering_key > line.ordering_key AND {in_line})
+             FROM line WHERE line.ordering_key IS NOT NULL),
+         head (ordering_key, id) AS (
+             SELECT ordering_key, (SELECT id FROM main.birkez_job
+                                   WHERE ordering_key = line.ordering_key AND {in_line} ORDER BY id LIMIT 1)
+             FROM line WHERE ordering_key IS NOT NULL)
+         {JOB_COLUMNS}
+         JOIN head ON head.id = job.id
+         WHERE (job.state <> 0 OR (lease.job_id IS NULL AND job.run_at > ?1))
+           AND EXISTS (SELECT 1 FROM main.birkez_job
+                       WHERE ordering_key = head.ordering_key AND id > head.id AND {in_line})
+         ORDER BY job.id"
+    )
+}
+
 pub(crate) const SET_GATE: &str = "UPDATE main.birkez_job SET gate = ?2 WHERE id = ?1";
 
 // ---- claim
 
 const CANDIDATE: &str = "
-SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate, ordering_key, idempotency
+SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate, ordering_key, idempotency,
+       version
 FROM main.birkez_job
 WHERE gate = {gate} AND kind = ?{kind} AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id)";
 
@@ -112,7 +148,8 @@ SELECT priority FROM main.birkez_job WHERE gate = 1 AND kind = ?1 AND priority <
 
 /// The claimable jobs of a kind at a priority, oldest first.
 pub(crate) const CANDIDATES_AT: &str = "
-SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate, ordering_key, idempotency
+SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate, ordering_key, idempotency,
+       version
 FROM main.birkez_job
 WHERE gate = 1 AND kind = ?1 AND priority = ?2
   AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id)
@@ -277,6 +314,8 @@ SELECT job.id, job.state, EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id =
 FROM main.birkez_job AS job WHERE job.corrects = ?1 ORDER BY job.id";
 
 pub(crate) const STEPS: &str = "SELECT name, output, at FROM main.birkez_step WHERE job_id = ?1 ORDER BY at, name";
+
+pub(crate) const LAST_ATTEMPT: &str = "SELECT max(ended_at) FROM main.birkez_attempt WHERE job_id = ?1";
 
 pub(crate) const ATTEMPTS: &str = "
 SELECT attempt, class, text, charged, started_at, ended_at FROM main.birkez_attempt WHERE job_id = ?1 ORDER BY token";

@@ -1,6 +1,7 @@
 //! The store: a file with jobs in it, and the calls that enqueue and look.
 
 mod builder;
+mod lines;
 mod look;
 mod once;
 mod resolve;
@@ -15,6 +16,7 @@ use r2d2_sqlite::SqliteConnectionManager;
 use rusqlite::params;
 
 pub use self::builder::StoreBuilder;
+pub use self::lines::BlockedKey;
 pub use self::look::{Attempt, JobInfo, StepInfo};
 pub(crate) use self::once::ended_by;
 pub use self::resolve::Resolution;

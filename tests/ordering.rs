@@ -231,6 +231,86 @@ fn once_stands_in_no_line() {
     assert_eq!(seen(&ran), "a/1 a/4");
 }
 
+/// The newest state of something; `at` is the sender's time stamp.
+#[derive(Clone, Serialize, Deserialize)]
+struct Update {
+    of: String,
+    at: i64,
+    event: u32,
+}
+
+impl Job for Update {
+    const KIND: &'static str = "update";
+    type Output = u32;
+    fn key(&self) -> String {
+        self.event.to_string()
+    }
+    fn ordering_key(&self) -> Option<String> {
+        Some(self.of.clone())
+    }
+    fn version(&self) -> Option<i64> {
+        Some(self.at)
+    }
+}
+
+#[test]
+fn what_is_older_than_what_has_been_done_is_not_applied_and_says_so() {
+    let folder = TempStore::new().unwrap();
+    let store = folder.open().unwrap();
+    let ran = std::sync::Arc::new(Mutex::new(Vec::new()));
+    let noted = ran.clone();
+    let handler = move |job: Update, _: &Context| {
+        noted.lock().unwrap().push(job.event);
+        Ok(job.event)
+    };
+    let drain = Drain::new(Runner::builder(&store).handle(handler)).unwrap();
+    let update = |event, at| Update { of: "subscription".to_owned(), at, event };
+    // Delivered out of order, and one of them twice; the third has the newest one's time.
+    for (event, at) in [(2, 66), (1, 65), (2, 66), (3, 66), (4, 70)] {
+        let _ = store.enqueue(&update(event, at)).unwrap();
+    }
+    drain.drain().unwrap();
+    assert_eq!(*ran.lock().unwrap(), [2, 3, 4]);
+    let old = store.find("update", "1").unwrap().unwrap();
+    assert_eq!((old.state, old.attempts), (State::Cancelled, 0));
+    let failure = old.last_failure.unwrap();
+    assert_eq!(failure.class, birkez::Class::Superseded, "{}", failure.text);
+    assert!(store.finished().unwrap().contains(&("update".to_owned(), State::Cancelled, 1)));
+}
+
+#[test]
+fn a_line_that_does_not_move_is_listed_with_its_head_and_the_reason() {
+    let folder = TempStore::new().unwrap();
+    let clock = ManualClock::at("2026-03-01T12:00:00Z".parse().unwrap());
+    let (store, ran) = (folder.builder().clock(clock.clone()).open().unwrap(), Seen::default());
+    let drain = drain(&store, &ran, |key, _| match key {
+        "dead/1" => Err(anyhow::anyhow!("no such account")).permanent(),
+        "parked/1" => Err(anyhow::anyhow!("401")).park("auth"),
+        "retried/1" => anyhow::bail!("no route"),
+        _ => Ok(()),
+    });
+    let jobs: Vec<_> =
+        ["dead", "parked", "retried", "free"].iter().flat_map(|of| [change(of, 1), change(of, 2)]).collect();
+    let _ = store.enqueue_all(&jobs).unwrap();
+    // Nobody waits behind it.
+    let _ = store.enqueue(&change("alone", 1)).unwrap();
+    clock.advance(Duration::from_secs(1));
+    drain.drain().unwrap();
+    let held = store.blocked_keys().unwrap();
+    let told: Vec<_> =
+        held.iter().map(|line| format!("{} {} {}", line.ordering_key, line.head.key, line.why)).collect();
+    let wanted = [
+        "dead dead/1 is dead (permanent: no such account)",
+        "parked parked/1 is parked for auth",
+        "retried retried/1 is tried again at",
+    ];
+    assert_eq!(told.len(), wanted.len(), "{told:?}");
+    for (told, wanted) in told.iter().zip(wanted) {
+        assert!(told.starts_with(wanted), "{told}");
+    }
+    assert!(held.iter().all(|line| line.since == Some(clock.now())), "{held:?}");
+}
+
 const KEYS: u32 = 60;
 const JOBS: u32 = 10;
 

@@ -30,3 +30,12 @@ CREATE TABLE birkez_progress (
     note   TEXT NOT NULL,
     at     INTEGER NOT NULL
 );
+
+CREATE TABLE birkez_order (
+    ordering_key TEXT PRIMARY KEY,
+    version      INTEGER NOT NULL
+) WITHOUT ROWID;
+-- What a version 2 program has completed.
+INSERT INTO birkez_order (ordering_key, version)
+SELECT ordering_key, max(version) FROM birkez_job
+WHERE state = 2 AND ordering_key IS NOT NULL AND version IS NOT NULL GROUP BY ordering_key;

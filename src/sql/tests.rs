@@ -90,6 +90,11 @@ fn a_known_job_is_found_by_its_name_or_number() {
 fn nobody_walks_a_line() {
     let line = "birkez_job_line (ordering_key=?";
     assert_plan(HEAD_OF_LINE, line);
+    let heads = plan(&held_lines());
+    assert!(heads.iter().all(|step| !step.contains("birkez_job") || step.starts_with("SEARCH")), "{heads:#?}");
+    for sql in [IS_SUPERSEDED, NOTE_VERSION] {
+        assert!(plan(sql).iter().all(|step| !walks(step)), "{sql}");
+    }
     for sql in [INSERT_JOB, LET_IN] {
         assert!(plan(sql).iter().any(|step| step.contains(line)), "{:#?}", plan(sql));
     }

@@ -262,6 +262,7 @@ fn candidate(row: &Known, job: &NewJob) -> Candidate {
         for_callers: true,
         ordering_key: row.ordering_key.clone(),
         idempotency: row.idempotency.clone(),
+        version: None,
     }
 }
 
