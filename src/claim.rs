@@ -41,8 +41,8 @@ pub(crate) struct Wish<'a> {
     pub traits: &'a dyn Fn(&str) -> Traits,
     /// The idempotency key of a row that was stored without one.
     pub idempotency: &'a dyn Fn(&Candidate) -> String,
-    /// Whether an attempt of the job still runs in this process, though it was given up.
-    pub runs_here: &'a dyn Fn(i64) -> bool,
+    /// Whether an attempt of the job, or of one in its line, still runs in this process, though it was given up.
+    pub runs_here: &'a dyn Fn(&Candidate) -> bool,
 }
 
 /// What a claim must know of a kind.
@@ -50,6 +50,8 @@ pub(crate) struct Wish<'a> {
 pub(crate) struct Traits {
     pub policy: RetryPolicy,
     pub at_most_once: bool,
+    /// Whether a dead one holds its ordering key back.
+    pub holds_key: bool,
 }
 
 impl Traits {
@@ -163,7 +165,7 @@ fn candidates(group: &Group<'_>, wish: &Wish<'_>) -> rusqlite::Result<Vec<Candid
     while found.len() < wish.idle + wish.ahead && bytes < PAYLOADS {
         let Some(row) = rows.next()? else { break };
         let Some(candidate) = readable(row) else { continue };
-        if (wish.runs_here)(candidate.id) {
+        if (wish.runs_here)(&candidate) {
             continue;
         }
         if found.len() >= wish.idle && !(wish.may_wait)(&candidate) {
@@ -186,7 +188,7 @@ fn first(group: &Group<'_>, wish: &Wish<'_>, suspects: bool) -> rusqlite::Result
     let mut statement = group.statement(&sql::candidates(wish.kinds.len(), suspects))?;
     let mut rows = statement.query(params_from_iter(wish.kinds))?;
     while let Some(row) = rows.next()? {
-        if let Some(candidate) = readable(row).filter(|candidate| !(wish.runs_here)(candidate.id)) {
+        if let Some(candidate) = readable(row).filter(|candidate| !(wish.runs_here)(candidate)) {
             return Ok(Some(candidate));
         }
     }
@@ -210,6 +212,10 @@ pub(crate) fn take(
     let lease = params![candidate.id, owner.id, token, attempt, group.now, on_crash];
     if group.statement(sql::CLAIM)?.execute(lease)? == 0 {
         return Ok(None);
+    }
+    if candidate.ordering_key.is_some() {
+        // Stored by a program that knew no better, such as a script.
+        group.statement(sql::SET_HOLDS_KEY)?.execute(params![candidate.id, traits.holds_key])?;
     }
     if candidate.suspect {
         group.statement(sql::CHARGE)?.execute(params![candidate.id, attempt])?;
@@ -298,7 +304,7 @@ fn oldest_at(
         let mut rows = ask.query(params![kind, priority])?;
         while let Some(row) = rows.next()? {
             let Some(found) = readable(row) else { continue };
-            if known(found.id) || (wish.runs_here)(found.id) {
+            if known(found.id) || (wish.runs_here)(&found) {
                 continue;
             }
             if oldest.as_ref().is_none_or(|oldest| (found.run_at, found.id) < (oldest.run_at, oldest.id)) {

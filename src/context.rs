@@ -6,19 +6,20 @@ mod step;
 
 use std::any::TypeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 
 pub use self::progress::Progress;
 use self::progress::Slot;
-pub(crate) use self::progress::{Noted, note_progress};
+pub(crate) use self::progress::{Noted, note_progress, write_progress};
 use self::step::Steps;
 use crate::error::{Error, Result};
-use crate::outcome::Output;
+use crate::failure::Class;
+use crate::outcome::{Ended, Output};
 use crate::pen::{Act, Group, Mode, OpResult};
-use crate::settle::{Claim, holds};
+use crate::settle::{Claim, holds, was_settled};
 use crate::store::Store;
 
 /// The attempt that a handler is running: who it is, whether to stop, and what it may write while it holds the job.
@@ -41,6 +42,18 @@ pub(crate) struct Flags {
     pub settled: AtomicBool,
     /// How far it says that it is.
     pub progress: Slot,
+    /// Why the attempt must not be followed by another, whatever the handler makes of it.
+    pub misused: OnceLock<String>,
+}
+
+impl Flags {
+    /// What the attempt has ended as, if the handler has done what no repeat mends.
+    pub(crate) fn judge(&self, ended: Ended) -> Ended {
+        match (self.misused.get(), ended) {
+            (None, ended) | (_, ended @ (Ended::Done(_) | Ended::Misused { .. })) => ended,
+            (Some(text), _) => Ended::Misused { class: Class::Permanent, text: text.clone() },
+        }
+    }
 }
 
 /// What every write of an attempt is held to: the lease. Whoever has lost it changes nothing and is told so.
@@ -53,10 +66,22 @@ pub(crate) struct Fence {
 impl Fence {
     /// Whether the attempt still holds its job.
     pub(crate) fn check(&self, group: &Group<'_>) -> OpResult<()> {
-        if self.flags.given_up.load(Ordering::Acquire) || !holds(group, &self.claim)? {
+        if self.flags.settled.load(Ordering::Acquire) {
+            return Err(self.settled().into());
+        }
+        if self.flags.given_up.load(Ordering::Acquire) {
             return Err(self.lost().into());
         }
-        Ok(())
+        if holds(group, &self.claim)? {
+            return Ok(());
+        }
+        // Another thread of the handler's may have committed in this moment.
+        let is_settled = was_settled(group, &self.claim)?;
+        Err(if is_settled { self.settled() } else { self.lost() }.into())
+    }
+
+    fn settled(&self) -> Error {
+        Error::AlreadySettled { kind: self.claim.kind.clone(), key: self.claim.key.clone() }
     }
 
     /// The handler need not wait for the next beat to see that it should stop.
@@ -117,7 +142,7 @@ impl Context {
             return Err(Error::InsideTransaction { act: act.name, instead: act.instead });
         }
         if self.flags.settled.load(Ordering::Acquire) {
-            return Err(Error::AlreadySettled { kind: self.claim.kind.clone(), key: self.claim.key.clone() });
+            return Err(self.fence().settled());
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::clock::Clock;
+use crate::context::{Noted, write_progress};
 use crate::fault::StorageFault;
 use crate::outcome::{Ended, Settlement, decide};
 use crate::pen::{Group, Rider};
@@ -23,6 +24,8 @@ pub(crate) struct Ending {
     pub claim: Arc<Claim>,
     pub ended: Ended,
     pub policy: RetryPolicy,
+    /// How far it said last that it was, if that is not in the file yet.
+    pub noted: Option<Noted>,
     /// Told what came of it, once that is committed.
     pub told: Option<Arc<OnceLock<Settled>>>,
     /// Lowered by one once it is committed.
@@ -62,6 +65,9 @@ impl Endings {
         for (ending, settled) in endings {
             // Stays so if it cannot be written.
             *settled = Settled::LeaseLost;
+            if let Some(noted) = &ending.noted {
+                write_progress(group, &ending.claim, noted)?;
+            }
             let settlement = self.settlement(ending, group.now);
             *settled = settle(group, &ending.claim, &settlement)?;
         }

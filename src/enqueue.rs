@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::failure::{Class, panicked};
 use crate::fingerprint::Fingerprint;
 use crate::idempotency;
-use crate::job::{DeadHead, Enqueued, Failure, Job, Standing, check_name, instant};
+use crate::job::{Enqueued, Failure, Job, Standing, check_name, holds_key, instant};
 use crate::pen::{Group, OpResult};
 use crate::sql;
 use crate::state::{JobName, JobRef, State};
@@ -72,7 +72,7 @@ impl NewJob {
             run_at: job.run_at().map(|at| at.timestamp_millis()),
             ordering_key: job.ordering_key(),
             version: job.version(),
-            holds_key: J::DEAD_HEAD == DeadHead::Holds,
+            holds_key: holds_key::<J>(),
             corrects: job.corrects(),
             recompute: recompute::<J>,
         })
@@ -106,7 +106,7 @@ impl NewJob {
     }
 }
 
-fn check_size(kind: &str, key: &str, payload: &str, limit: usize) -> Result<()> {
+pub(crate) fn check_size(kind: &str, key: &str, payload: &str, limit: usize) -> Result<()> {
     if payload.len() <= limit {
         return Ok(());
     }
@@ -166,6 +166,7 @@ pub(crate) struct Known {
     pub deadline: Option<i64>,
     pub ordering_key: Option<String>,
     pub idempotency: Option<String>,
+    corrects: Option<i64>,
 }
 
 impl Known {
@@ -192,6 +193,7 @@ impl Known {
             deadline: row.get(17)?,
             ordering_key: row.get(18)?,
             idempotency: row.get(19)?,
+            corrects: row.get(20)?,
         })
     }
 
@@ -246,7 +248,13 @@ pub(crate) fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Stri
 
 impl Answer {
     pub(crate) fn typed<J: Job>(&self, key: &str) -> Enqueued<J::Output> {
-        Enqueued { id: self.id, fresh: self.fresh, compared: self.compared, standing: self.row.standing(key) }
+        Enqueued {
+            id: self.id,
+            fresh: self.fresh,
+            compared: self.compared,
+            for_callers: self.row.for_callers,
+            standing: self.row.standing(key),
+        }
     }
 }
 
@@ -350,8 +358,15 @@ fn fresh(id: i64, job: &NewJob, run_at: i64, for_callers: bool) -> Answer {
         deadline: None,
         ordering_key: job.ordering_key.clone(),
         idempotency: job.idempotency.clone(),
+        corrects: None,
     };
     Answer { id, fresh: true, compared: true, row }
+}
+
+/// Whether both name a job that they correct, and not the same one.
+fn other_correction(group: &Group<'_>, job: &NewJob, known: &Known) -> rusqlite::Result<bool> {
+    let (Some(name), Some(stored)) = (&job.corrects, known.corrects) else { return Ok(false) };
+    Ok(find(group, &name.kind, &name.key)?.is_none_or(|corrected| corrected.id != stored))
 }
 
 fn meet(group: &Group<'_>, job: &NewJob, mut known: Known, compared: &Compared) -> OpResult<Stored> {
@@ -360,16 +375,19 @@ fn meet(group: &Group<'_>, job: &NewJob, mut known: Known, compared: &Compared) 
         known.run_at = group.now;
     }
     let new = job.fingerprint.bytes();
-    let same =
-        |row: Known, compared| Ok(Stored::Answered(Box::new(Answer { id: row.id, fresh: false, compared, row })));
-    if known.fingerprint.as_deref() == Some(new) {
-        return same(known, true);
-    }
     let reused = |row: &Known| Error::KeyReused {
         kind: job.kind.clone().into_owned(),
         key: job.key.clone(),
         existing: row.job_ref(),
     };
+    if other_correction(group, job, &known)? {
+        return Err(reused(&known).into());
+    }
+    let same =
+        |row: Known, compared| Ok(Stored::Answered(Box::new(Answer { id: row.id, fresh: false, compared, row })));
+    if known.fingerprint.as_deref() == Some(new) {
+        return same(known, true);
+    }
     let Some(payload) = &known.payload else {
         // Only a fingerprint of the same shape can tell.
         let can_tell = known.shape == job.shape && known.fingerprint.is_some();

@@ -254,7 +254,7 @@ pub enum Error {
         key: String,
         /// The step.
         step: String,
-        /// Why: `too_large` or `unserialisable`.
+        /// Why: `too_large`, `unserialisable`, or `unreadable` (what it serialises to does not decode again, such as NaN).
         note: &'static str,
     },
     /// There is no job with this number.

@@ -140,7 +140,7 @@ impl std::error::Error for Judged {
 /// ```
 pub trait Verdicts<T> {
     /// It may go away by itself: retried with backoff. Said aloud, it is believed of a kind that runs at most once too:
-    /// nothing has happened outside yet.
+    /// nothing has happened outside yet. `.transient().retry_after(delay)` says both.
     ///
     /// # Errors
     ///
@@ -161,7 +161,8 @@ pub trait Verdicts<T> {
     /// The error it was called on.
     fn park(self, reason: impl Into<String>) -> anyhow::Result<T>;
 
-    /// Retry, but not sooner than after `delay`. Jitter only adds to it. Costs no attempt; the total time still counts.
+    /// Retry, but not sooner than after `delay`. Jitter only adds to it. Costs no attempt; the total time still counts. By
+    /// itself it does not make a kind that runs at most once run again: whoever asked for the wait may have done it.
     ///
     /// # Errors
     ///
@@ -212,6 +213,15 @@ fn judged(verdict: Verdict, error: anyhow::Error) -> anyhow::Error {
 pub(crate) fn verdict_of(error: &anyhow::Error) -> Verdict {
     let found = error.chain().find_map(|link| link.downcast_ref::<Judged>());
     found.or_else(|| error.downcast_ref::<Judged>()).map_or(Verdict::Unsaid, |judged| judged.verdict.clone())
+}
+
+/// Whether the handler has said that nothing has happened outside yet, under whatever else it has said.
+pub(crate) fn is_untouched(error: &anyhow::Error) -> bool {
+    let says = |judged: &Judged| {
+        matches!(judged.verdict, Verdict::Transient | Verdict::Snooze(_)) || is_untouched(&judged.error)
+    };
+    let found = error.chain().filter_map(|link| link.downcast_ref::<Judged>()).any(says);
+    found || error.downcast_ref::<Judged>().is_some_and(says)
 }
 
 /// The text of an error and its causes, as it may be stored. One whose text panics has that as its text.
@@ -286,6 +296,10 @@ mod tests {
     fn an_error_without_a_verdict_has_said_nothing() {
         assert_eq!(verdict_of(&anyhow::anyhow!("no route")), Verdict::Unsaid);
         let said: Result<(), _> = Err(std::fmt::Error);
+        let both = said.transient().context("asked to wait").retry_after(Duration::ZERO).context("job").unwrap_err();
+        assert!(is_untouched(&both) && matches!(verdict_of(&both), Verdict::RetryAfter(_)));
+        let wait: Result<(), _> = Err(std::fmt::Error);
+        assert!(!is_untouched(&wait.retry_after(Duration::ZERO).unwrap_err()));
         assert_eq!(verdict_of(&said.transient().unwrap_err()), Verdict::Transient);
     }
 

@@ -67,8 +67,8 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     /// ([`Verdicts::transient`](crate::Verdicts::transient)).
     const AT_MOST_ONCE: bool = false;
 
-    /// What becomes of the others in the line of an [ordering key](Job::ordering_key) when this one is dead. Defaults to
-    /// [`DeadHead::Holds`].
+    /// What becomes of the others in the line of an [ordering key](Job::ordering_key) when this one is dead. The type that
+    /// ran it last counts. Defaults to [`DeadHead::Holds`].
     const DEAD_HEAD: DeadHead = DeadHead::Holds;
 
     /// What the handler returns. It is stored, and a repeat of the key gets it back.
@@ -100,7 +100,8 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
 
     /// Jobs of one ordering key run one at a time, in the order in which they were enqueued, whatever their kinds. The first
     /// in line holds up the others while it waits for its time or for a retry, and while it is parked; a dead one does as
-    /// [`DEAD_HEAD`](Job::DEAD_HEAD) says. Priority counts only between lines. A job of [`once`](crate::Store::once) stands
+    /// [`DEAD_HEAD`](Job::DEAD_HEAD) says. It has left the line when its completion is stored, so that what a handler does
+    /// after [`commit`](crate::Context::commit) may run beside the next. Priority counts only between lines. A job of [`once`](crate::Store::once) stands
     /// in no line. Defaults to none.
     fn ordering_key(&self) -> Option<String> {
         None
@@ -114,7 +115,8 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     }
 
     /// The job that this one corrects. What has been done is never edited: a correction is a job of its own, and the two
-    /// show each other ([`JobInfo`](crate::JobInfo)). Enqueueing fails if the file does not know the one that is named.
+    /// show each other ([`JobInfo`](crate::JobInfo)). The name is the one it is stored under. Enqueueing fails if the file does
+    /// not know it, and a repeat that names another one is a reused key.
     /// Defaults to none.
     fn corrects(&self) -> Option<JobName> {
         None
@@ -144,11 +146,17 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
 /// What a dead job at the head of its line does to those behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeadHead {
-    /// They wait until a person has dealt with it: what comes later may rest on it. The default.
+    /// They wait until a person has dealt with it ([`Store::pass_over`](crate::Store::pass_over)): what comes later may rest
+    /// on it. The default.
     #[default]
     Holds,
     /// They go on without it.
     PassedOver,
+}
+
+/// Whether a dead job of this type holds its ordering key back.
+pub(crate) fn holds_key<J: Job>() -> bool {
+    J::DEAD_HEAD == DeadHead::Holds
 }
 
 /// The time `delay` from now, for [`Job::run_at`].
@@ -183,6 +191,8 @@ pub struct Enqueued<T> {
     /// Whether its content is known to be the same. False only where the stored payload can no longer be compared: it is
     /// retired, or of a shape this program does not know.
     pub compared: bool,
+    /// Whether it belongs to the callers of [`once`](crate::Store::once), who alone run it: no runner does.
+    pub for_callers: bool,
     /// Where it stands.
     pub standing: Standing<T>,
 }

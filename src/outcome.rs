@@ -14,8 +14,10 @@ const AFTER_STORAGE: Duration = Duration::from_secs(1);
 pub(crate) enum Ended {
     /// The handler returned its output, as JSON or with the reason why it is not stored.
     Done(Output),
-    /// The handler returned an error.
-    Failed { verdict: Verdict, text: String },
+    /// The handler returned an error. `untouched`: it says that nothing has happened outside yet.
+    Failed { verdict: Verdict, text: String, untouched: bool },
+    /// The program is wrong in a way that no repeat mends: a step that cannot be one, an output of another type.
+    Misused { class: Class, text: String },
     /// The handler gave up on birkez's own file being busy or full. Never the job's fault.
     StorageTrouble,
     /// The handler panicked.
@@ -93,9 +95,12 @@ pub(crate) struct Settlement {
 
 pub(crate) fn decide(ended: Ended, facts: &Facts<'_>) -> Settlement {
     match ended {
-        Ended::Failed { verdict: Verdict::Unsaid, text } if facts.at_most_once => {
+        Ended::Failed { verdict: Verdict::Unsaid | Verdict::RetryAfter(_), text, untouched: false }
+            if facts.at_most_once =>
+        {
             unknown(Class::Transient, text, facts)
         }
+        Ended::Misused { class, text } if facts.at_most_once => unknown(class, text, facts),
         Ended::Panicked { text } if facts.at_most_once => unknown(Class::Panic, text, facts),
         Ended::TimedOut { limit } if facts.at_most_once => unknown(Class::Timeout, too_long(limit), facts),
         Ended::StorageTrouble if facts.at_most_once => {
@@ -109,7 +114,8 @@ pub(crate) fn decide(ended: Ended, facts: &Facts<'_>) -> Settlement {
             class: None,
             record: None,
         },
-        Ended::Failed { verdict, text } => failed(verdict, text, facts),
+        Ended::Failed { verdict, text, .. } => failed(verdict, text, facts),
+        Ended::Misused { class, text } => dead(class, text, facts),
         Ended::Panicked { text } => retry(Class::Panic, text, facts),
         Ended::TimedOut { limit } => retry(Class::Timeout, too_long(limit), facts),
         Ended::Undecodable { text } => dead(Class::Undecodable, text, facts),
@@ -237,7 +243,8 @@ mod tests {
     }
 
     fn error(verdict: Verdict) -> Ended {
-        Ended::Failed { verdict, text: "no".into() }
+        let untouched = verdict == Verdict::Transient;
+        Ended::Failed { verdict, text: "no".into(), untouched }
     }
 
     #[test]
@@ -321,6 +328,8 @@ mod tests {
         let once = Facts { at_most_once: true, ..facts(&policy) };
         let ends = [
             error(Verdict::Unsaid),
+            error(Verdict::RetryAfter(Duration::ZERO)),
+            Ended::Misused { class: Class::Permanent, text: "no".into() },
             Ended::Panicked { text: "no".into() },
             Ended::TimedOut { limit: Duration::from_secs(1) },
             Ended::Interrupted,
@@ -333,6 +342,8 @@ mod tests {
         }
         // What it says itself is believed, and what never started has done nothing.
         assert!(matches!(decide(error(Verdict::Transient), &once).next, Next::Waiting { .. }));
+        let both = Ended::Failed { verdict: Verdict::RetryAfter(Duration::ZERO), text: "no".into(), untouched: true };
+        assert!(matches!(decide(both, &once).next, Next::Waiting { .. }));
         assert_eq!(decide(error(Verdict::Permanent), &once).next, Next::Dead);
         assert_eq!(decide(Ended::GivenBack, &once).next, Next::Back);
     }

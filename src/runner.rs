@@ -195,8 +195,9 @@ impl RunnerBuilder {
         self
     }
 
-    /// How often the file is looked at for jobs of other processes; a look costs a few microseconds. `None`: never, so
-    /// that only this process's own jobs start at once and others' within a minute. Defaults to 25 ms.
+    /// How often the file is looked at for what others have stored, such as other processes; a look costs a few
+    /// microseconds. `None`: never, so that only what comes through this runner's store, or with
+    /// [`enqueue_in`](Store::enqueue_in) in this process, starts at once, and the rest within a minute. Defaults to 25 ms.
     pub fn look_every(mut self, pace: Option<Duration>) -> Self {
         self.pace = pace.map(|pace| pace.max(Duration::from_millis(1)));
         self

@@ -50,7 +50,7 @@ impl Claim {
     }
 
     /// The line that it stands in: one that belongs to callers stands in none.
-    fn line(&self) -> Option<&str> {
+    pub(crate) fn line(&self) -> Option<&str> {
         self.ordering_key.as_deref().filter(|_| !self.for_callers)
     }
 }
@@ -70,11 +70,15 @@ pub(crate) fn holds(group: &Group<'_>, claim: &Claim) -> rusqlite::Result<bool> 
     ask.exists(params![claim.id, claim.owner.id, claim.token])
 }
 
+/// Whether the attempt of `claim` has been settled as its own.
+pub(crate) fn was_settled(group: &Group<'_>, claim: &Claim) -> rusqlite::Result<bool> {
+    group.statement(sql::WAS_SETTLED)?.exists(params![claim.id, claim.token])
+}
+
 pub(crate) fn settle(group: &mut Group<'_>, claim: &Claim, settlement: &Settlement) -> rusqlite::Result<Settled> {
     let ended = group.statement(sql::END_LEASE)?.execute(params![claim.id, claim.owner.id, claim.token])?;
     if ended == 0 {
-        let before = group.statement(sql::WAS_SETTLED)?.exists(params![claim.id, claim.token])?;
-        return Ok(if before { Settled::Written } else { Settled::LeaseLost });
+        return Ok(if was_settled(group, claim)? { Settled::Written } else { Settled::LeaseLost });
     }
     if let Next::Done(output) = &settlement.next {
         write_done(group, claim, settlement, output)?;

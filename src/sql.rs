@@ -47,7 +47,7 @@ pub(crate) const IS_THERE: &str = "SELECT EXISTS (SELECT 1 FROM main.birkez_job 
 const KNOWN_JOB_COLUMNS: &str = "
 SELECT job.id, job.kind, job.payload, job.shape, job.fingerprint, job.state, job.for_callers, job.run_at, job.attempts,
        job.reason, job.result, job.result_note, job.error_class, job.error_text, lease.runner, job.claims, job.suspect,
-       job.deadline, job.ordering_key, job.idempotency
+       job.deadline, job.ordering_key, job.idempotency, job.corrects
 FROM main.birkez_job AS job LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
 WHERE job.kind = ?1 AND job.key = ?2";
 
@@ -171,6 +171,9 @@ WHERE token < excluded.token
 /// A suspect is charged in its claim's commit, so that a crash finds it charged.
 pub(crate) const CHARGE: &str = "UPDATE main.birkez_job SET attempts = ?2 WHERE id = ?1";
 
+/// Once it is claimed, the type that runs it counts.
+pub(crate) const SET_HOLDS_KEY: &str = "UPDATE main.birkez_job SET holds_key = ?2 WHERE id = ?1 AND holds_key <> ?2";
+
 /// For a row that another program stored.
 pub(crate) const SET_IDEMPOTENCY: &str =
     "UPDATE main.birkez_job SET idempotency = ?2 WHERE id = ?1 AND idempotency IS NULL";
@@ -238,6 +241,10 @@ SET state = ?2, gate = ?3, run_at = ?4, reason = NULL, attempts = CASE ?2 WHEN 0
     result = ?5, result_note = NULL, suspect = NULL, finished_at = ?6
 WHERE id = ?1 AND state = 1";
 
+/// A dead job leaves its line.
+pub(crate) const PASS_OVER: &str =
+    "UPDATE main.birkez_job SET holds_key = 0 WHERE id = ?1 AND state = 3 AND holds_key = 1";
+
 // ---- owners
 
 pub(crate) const REGISTER_RUNNER: &str = "
@@ -290,16 +297,22 @@ SELECT EXISTS (SELECT 1 FROM main.birkez_job
                WHERE gate = 3 AND kind = ?1
                  AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id))";
 
-const JOB_COLUMNS: &str = "
+const JOB_COLUMNS: &str = concat!(
+    "
 SELECT job.id, job.kind, job.key, job.state, lease.job_id IS NOT NULL, job.run_at, job.priority, job.attempts,
        job.reason, job.error_class, job.error_text, job.created_at, job.finished_at, lease.since, job.ordering_key,
        job.version, job.suspect, job.for_callers, job.idempotency, job.corrects, corrected.state,
        EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = job.corrects), progress.done, progress.total, progress.note,
-       progress.at
+       progress.at,
+       CASE WHEN job.gate = 2 THEN (SELECT id FROM main.birkez_job AS ahead
+                                    WHERE ahead.ordering_key = job.ordering_key AND ",
+    in_line!("ahead"),
+    " ORDER BY id LIMIT 1) END
 FROM main.birkez_job AS job
 LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
 LEFT JOIN main.birkez_job AS corrected ON corrected.id = job.corrects
-LEFT JOIN main.birkez_progress AS progress ON progress.job_id = job.id";
+LEFT JOIN main.birkez_progress AS progress ON progress.job_id = job.id"
+);
 
 pub(crate) fn job_by_id() -> String {
     format!("{JOB_COLUMNS} WHERE job.id = ?1")

@@ -15,7 +15,7 @@ use ureq::{Agent, Body};
 use self::answer::{Fate, fate};
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::failure::Verdicts;
+use crate::failure::{Verdict, Verdicts, verdict_of};
 use crate::job::instant;
 use crate::relay::{Message, Relay};
 
@@ -59,6 +59,10 @@ type Authorization = Arc<dyn Fn() -> anyhow::Result<String> + Send + Sync>;
 /// | 401, 403 | is parked as `auth` |
 /// | 3xx | is dead: a redirect is not followed, since the authorization must not go elsewhere |
 /// | other 4xx | is dead |
+///
+/// Of a kind that runs [at most once](crate::Job::AT_MOST_ONCE) only what was surely never sent is tried again (no
+/// connection, no authorization to send); another answer that would be tried again, or none, leaves it parked as
+/// `unknown_outcome`.
 ///
 /// A `Retry-After` (seconds, or a date in any of the three forms of HTTP) is a floor for the next attempt, which then costs
 /// nothing. It counts for at most a day: real ones are shorter, and a slip must not put a message to sleep. One that asks
@@ -209,9 +213,11 @@ impl Webhook {
             let why =
                 "held back: the log takes trace events of `ureq` and `ureq_proto`, which would hold the authorization";
             tracing::warn!(host = self.host, "a message is {why}");
-            return Err(anyhow!("POST to {}: {why}", self.host)).retry_after(UNTIL_THE_LOG_IS_QUIET);
+            let held: anyhow::Result<HeaderValue> = Err(anyhow!("POST to {}: {why}", self.host));
+            return held.transient().retry_after(UNTIL_THE_LOG_IS_QUIET);
         }
-        let value = authorization().with_context(|| format!("POST to {}: asking for the authorization", self.host))?;
+        let value = authorization().or_else(unsent);
+        let value = value.with_context(|| format!("POST to {}: asking for the authorization", self.host))?;
         let why = "the authorization holds what no header can (a line end, perhaps)";
         sensitive(&value)
             .filter(|_| value.is_ascii())
@@ -241,7 +247,7 @@ impl Relay for Webhook {
     fn publish(&self, message: &Message<'_>, cx: &Context) -> anyhow::Result<u16> {
         let request = self.request(message)?;
         if cx.is_cancelled() {
-            return Err(anyhow!("POST to {}: stopped before it was sent", self.host));
+            return Err(anyhow!("POST to {}: stopped before it was sent", self.host)).transient();
         }
         match self.agent.run(request) {
             Ok(answer) => {
@@ -251,7 +257,10 @@ impl Relay for Webhook {
                 drain(answer.into_body());
                 self.settle(status, fate)
             }
-            Err(error) => Err(anyhow!("POST to {}: {}", self.host, safe_words(&error))),
+            Err(error) => {
+                let failed = Err(anyhow!("POST to {}: {}", self.host, safe_words(&error)));
+                if is_before_the_request(&error) { failed.transient() } else { failed }
+            }
         }
     }
 }
@@ -307,6 +316,24 @@ fn drain(mut body: Body) {
 }
 
 /// What is wrong, in words that hold nothing of the request or the answer.
+/// Whether it came to no connection, so that the receiver has seen nothing.
+fn is_before_the_request(error: &ureq::Error) -> bool {
+    match error {
+        ureq::Error::HostNotFound | ureq::Error::ConnectionFailed => true,
+        ureq::Error::Io(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+        ureq::Error::Timeout(which) => matches!(which, ureq::Timeout::Resolve | ureq::Timeout::Connect),
+        _ => false,
+    }
+}
+
+/// Nothing has been sent, unless the callback itself says what is to come of it.
+fn unsent(error: anyhow::Error) -> anyhow::Result<String> {
+    match verdict_of(&error) {
+        Verdict::Unsaid => Err(error).transient(),
+        _ => Err(error),
+    }
+}
+
 fn safe_words(error: &ureq::Error) -> String {
     match error {
         ureq::Error::Io(error) => error.to_string(),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rusqlite::Transaction;
 use serde::Serialize;
 
-use super::{Context, encode};
+use super::{Context, encode, write_progress};
 use crate::error::{Error, Result};
 use crate::job::{Enqueued, EnqueuedIn, Job};
 use crate::outcome::{Ended, decide};
@@ -48,6 +48,9 @@ impl Context {
         }
         let limit = self.store.inner.terms.payload_limit;
         let result = self.write_fenced(COMMIT, f, |group, value| {
+            if let Some(noted) = self.flags.progress.take() {
+                write_progress(group, &self.claim, &noted)?;
+            }
             let policy = RetryPolicy::default();
             let facts = self.claim.facts(&policy, group.now, 0.0);
             let settlement = decide(Ended::Done(encode(&value, limit)), &facts);

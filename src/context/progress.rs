@@ -43,7 +43,7 @@ struct State {
     written: Option<Duration>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Noted {
     done: i64,
     total: i64,
@@ -71,6 +71,11 @@ impl Slot {
         Some(noted)
     }
 
+    /// What nobody has written yet, now that the attempt has ended.
+    pub(crate) fn take(&self) -> Option<Noted> {
+        self.lock().unwritten.take()
+    }
+
     /// How long until something is to be written.
     pub(crate) fn due_in(&self, now: Duration) -> Option<Duration> {
         let state = self.lock();
@@ -89,7 +94,8 @@ impl Context {
     /// ([`JobInfo::progress`](crate::JobInfo)).
     ///
     /// It costs next to nothing at any call rate: what is said within 200 ms of the last that was written is kept, and the
-    /// newest is written then. It is for people to read: what a later attempt is to go on from belongs in a
+    /// newest is written then, and with the attempt's end at the latest. Numbers above `i64::MAX` count as that. It is for
+    /// people to read: what a later attempt is to go on from belongs in a
     /// [`transaction`](Context::transaction). The note is cut at 4 KiB.
     ///
     /// # Errors
@@ -115,7 +121,7 @@ impl Context {
         let (fence, ours) = (self.fence(), noted.clone());
         let written = self.store.inner.pen.write(PROGRESS, Mode::default(), move |group| {
             fence.check(group)?;
-            write(group, &fence.claim, &ours)
+            Ok(write_progress(group, &fence.claim, &ours)?)
         });
         match written {
             Ok(()) => Ok(()),
@@ -129,7 +135,8 @@ impl Context {
     }
 }
 
-fn write(group: &Group<'_>, claim: &Claim, noted: &Noted) -> OpResult<()> {
+/// Fenced by the statement itself.
+pub(crate) fn write_progress(group: &Group<'_>, claim: &Claim, noted: &Noted) -> rusqlite::Result<()> {
     let Noted { done, total, note } = noted;
     let row = params![claim.id, claim.owner.id, claim.token, done, total, note, group.now];
     group.statement(sql::NOTE_PROGRESS)?.execute(row)?;
@@ -140,7 +147,7 @@ fn write(group: &Group<'_>, claim: &Claim, noted: &Noted) -> OpResult<()> {
 pub(crate) fn note_progress(group: &Group<'_>, claim: &Arc<Claim>, flags: &Arc<Flags>, noted: &Noted) -> OpResult<()> {
     let fence = Fence { claim: Arc::clone(claim), flags: Arc::clone(flags) };
     match fence.check(group) {
-        Ok(()) => write(group, claim, noted),
+        Ok(()) => Ok(write_progress(group, claim, noted)?),
         Err(_) => Ok(()),
     }
 }

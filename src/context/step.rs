@@ -34,9 +34,13 @@ impl Steps {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The step that this thread is in. One that a step has started is in it too, where only one thread makes steps.
     fn current(&self) -> Option<String> {
         let me = std::thread::current().id();
-        self.lock().inside.iter().rev().find(|(thread, _)| *thread == me).map(|(_, name)| name.clone())
+        let state = self.lock();
+        let own = state.inside.iter().rev().find(|(thread, _)| *thread == me);
+        let is_one = state.inside.windows(2).all(|pair| pair[0].0 == pair[1].0);
+        own.or_else(|| state.inside.last().filter(|_| is_one)).map(|(_, name)| name.clone())
     }
 }
 
@@ -75,11 +79,14 @@ impl Context {
     ///
     /// It is fixed when the job is enqueued and stored with it: 32 hexadecimal digits that follow from kind and key, and
     /// from the store's [secret](crate::StoreBuilder::idempotency_secret) if it has one, or the job's key itself
-    /// ([`Job::KEY_AS_IS`](crate::Job::KEY_AS_IS)).
+    /// ([`Job::KEY_AS_IS`](crate::Job::KEY_AS_IS)). A step's follows from the job's and the step's name.
+    ///
+    /// A handler that makes several steps at once, in threads of its own, takes the key in the thread that called `step`:
+    /// in one that the step's closure has started, nobody can tell which step it belongs to.
     pub fn idempotency_key(&self) -> String {
         let job = &self.claim.idempotency;
         match self.steps.current() {
-            Some(step) => idempotency::of_step(job, &self.claim.key, &step),
+            Some(step) => idempotency::of_step(job, &step),
             None => job.clone(),
         }
     }
@@ -140,12 +147,19 @@ impl Context {
             return Ok(output);
         }
         let output = f()?;
-        match encode(&output, self.store.inner.terms.payload_limit) {
-            Output::Stored(json) => self.store_step(name, json)?,
-            Output::NotStored(note) => return Err(Error::StepNotStored { kind, key, step, note }.into()),
-        }
-        making.stored = true;
-        Ok(output)
+        let note = match encode(&output, self.store.inner.terms.payload_limit) {
+            Output::Stored(json) if serde_json::from_str::<T>(&json).is_ok() => {
+                self.store_step(name, json)?;
+                making.stored = true;
+                return Ok(output);
+            }
+            Output::Stored(_) => "unreadable",
+            Output::NotStored(note) => note,
+        };
+        let error = Error::StepNotStored { kind, key, step, note };
+        // Whatever the handler makes of it: a repeat would run the step again.
+        self.flags.misused.get_or_init(|| error.to_string());
+        Err(error.into())
     }
 
     /// Nothing is begun on behalf of a job that is somebody else's.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::hanging;
+use crate::claim::Candidate;
 use crate::context::{Flags, Noted};
 use crate::settle::Claim;
 
@@ -80,7 +81,7 @@ impl Attempts {
             running.flags.given_up.store(true, Ordering::Release);
             state.running.remove(&running.claim.id);
             state.given_up.insert(running.claim.id, running.claim.kind.clone());
-            hanging::add(&self.file, running.claim.id);
+            hanging::add(&self.file, &running.claim);
         }
         self.hanging.store(state.given_up.len(), Ordering::Release);
         drop(state);
@@ -106,10 +107,10 @@ impl Attempts {
         ends.min().map(|end| end.saturating_sub(now))
     }
 
-    /// Whether a thread still runs an attempt of the job.
-    pub(super) fn runs_here(&self, job: i64) -> bool {
+    /// Whether a thread still runs an attempt of the job, or of another in its line.
+    pub(super) fn runs_here(&self, job: &Candidate) -> bool {
         // One that is not given up holds its lease, and is no candidate.
-        hanging::contains(&self.file, job)
+        hanging::is_beside(&self.file, job)
     }
 
     /// How many threads were given up on and have not come back.

@@ -12,7 +12,7 @@ use super::handlers::Handlers;
 use super::pace::Pace;
 use super::round::Round;
 use crate::claim::{Candidate, Traits};
-use crate::context::Flags;
+use crate::context::{Flags, Noted};
 use crate::endings::Ending;
 use crate::error::Error;
 use crate::outcome::Ended;
@@ -208,12 +208,12 @@ impl Crew {
     }
 
     /// How an attempt ended, to be written with the next transaction.
-    pub(super) fn push(&self, claim: Arc<Claim>, ended: Ended) {
+    pub(super) fn push(&self, claim: Arc<Claim>, ended: Ended, noted: Option<Noted>) {
         self.end_trial(&claim);
         let policy = self.traits(&claim.kind).policy;
         self.unwritten.fetch_add(1, Ordering::AcqRel);
         let unwritten = Some(Arc::clone(&self.unwritten));
-        self.inner().endings.push(Ending { claim, ended, policy, told: None, unwritten });
+        self.inner().endings.push(Ending { claim, ended, policy, noted, told: None, unwritten });
         self.buffer.lay_down(1);
         self.bell.ring();
     }
@@ -228,14 +228,14 @@ impl Crew {
     /// Gives back what was claimed and has not started.
     pub(super) fn give_back(&self, claims: Vec<Claim>) {
         for claim in claims {
-            self.push(Arc::new(claim), Ended::GivenBack);
+            self.push(Arc::new(claim), Ended::GivenBack, None);
         }
     }
 
     /// Runs one claimed job in this thread, and notes how it ended. False if the thread was given up on meanwhile.
     pub(super) fn run(&self, claim: Arc<Claim>) -> bool {
         let Some(handler) = self.handlers.of(&claim.kind) else {
-            self.push(claim, Ended::GivenBack);
+            self.push(claim, Ended::GivenBack, None);
             return true;
         };
         let flags = Arc::new(Flags::default());
@@ -258,7 +258,7 @@ impl Crew {
                 tracing::warn!(job = claim.id, text, "a handler failed after its commit; the job is done all the same");
             }
         } else if waited_for {
-            self.push(claim, ended);
+            self.push(claim, ended, flags.progress.take());
         } else {
             // Its kind may open again, and its job may be claimed here.
             self.look();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use serde::de::IgnoredAny;
 
 use crate::claim::{Candidate, Traits};
 use crate::context::{Context, Flags, encode};
@@ -13,7 +14,7 @@ use crate::enqueue::decode;
 use crate::error::{Error, Result};
 use crate::failure::{panicked, safe_text};
 use crate::idempotency;
-use crate::job::{Job, check_kind};
+use crate::job::{Job, check_kind, holds_key};
 use crate::outcome::Ended;
 use crate::relay::{Message, Relay};
 use crate::settle::Claim;
@@ -48,6 +49,9 @@ impl Handler {
 
     pub(super) fn relay<J: Job>(relay: impl Relay<Receipt = J::Output>) -> Handler {
         Handler::of_payload::<J>(move |body, cx, store| {
+            if let Err(error) = serde_json::from_str::<IgnoredAny>(body) {
+                return undecodable(&format!("payload is no JSON: {error}"));
+            }
             let message = Message { cx, id: cx.idempotency_key(), body };
             ended(relay.publish(&message, cx), store)
         })
@@ -62,7 +66,7 @@ impl Handler {
             kind: J::KIND,
             former: J::FORMER_KINDS,
             shape: J::SHAPE,
-            traits: Traits { policy: J::retry(), at_most_once: J::AT_MOST_ONCE },
+            traits: Traits { policy: J::retry(), at_most_once: J::AT_MOST_ONCE, holds_key: holds_key::<J>() },
             key_as_is: J::KEY_AS_IS,
             timeout: J::timeout(),
             make: Context::new::<J::Output>,
@@ -81,8 +85,10 @@ impl Handler {
     /// Runs one attempt in this thread; a panic is how it ended.
     pub(super) fn run(&self, store: &Store, claim: Arc<Claim>, flags: Arc<Flags>) -> Ended {
         let cx = (self.make)(store.clone(), claim, flags);
-        catch_unwind(AssertUnwindSafe(|| (self.run)(cx, store)))
-            .unwrap_or_else(|panic| Ended::Panicked { text: panicked(panic) })
+        let flags = Arc::clone(&cx.flags);
+        let ended = catch_unwind(AssertUnwindSafe(|| (self.run)(cx, store)))
+            .unwrap_or_else(|panic| Ended::Panicked { text: panicked(panic) });
+        flags.judge(ended)
     }
 }
 

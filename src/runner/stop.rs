@@ -58,7 +58,7 @@ impl Stop {
             state.interrupted = true;
             drop(state);
             for running in crew.attempts.give_up_all() {
-                crew.push(running.claim, Ended::Interrupted);
+                crew.push(running.claim, Ended::Interrupted, running.flags.progress.take());
             }
             state = self.lock();
         }

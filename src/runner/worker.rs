@@ -49,7 +49,7 @@ fn run(crew: &Crew, claim: Arc<Claim>) -> bool {
         Err(panic) => {
             let waited_for = crew.attempts.end(job.id);
             if waited_for {
-                crew.push(job, Ended::Panicked { text: panicked(panic) });
+                crew.push(job, Ended::Panicked { text: panicked(panic) }, None);
             }
             waited_for
         }

@@ -73,6 +73,8 @@ fn a_known_job_is_found_by_its_name_or_number() {
         RUNNER_BEAT,
         BEAT,
         SET_IDEMPOTENCY,
+        SET_HOLDS_KEY,
+        PASS_OVER,
         SET_GATE,
         UNDO_INSERT,
         IS_THERE,

@@ -43,6 +43,8 @@ pub struct JobInfo {
     pub running_since: Option<DateTime<Utc>>,
     /// Its ordering key.
     pub ordering_key: Option<String>,
+    /// The job at the head of its line, if it waits behind it.
+    pub behind: Option<i64>,
     /// Its version within its ordering key.
     pub version: Option<i64>,
     /// When a process died that held it, if it has not been settled since.
@@ -182,6 +184,7 @@ pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
         finished_at: row.get::<_, Option<i64>>(12)?.map(instant),
         running_since: row.get::<_, Option<i64>>(13)?.map(instant),
         ordering_key: row.get(14)?,
+        behind: row.get(26)?,
         version: row.get(15)?,
         suspect_since: row.get::<_, Option<i64>>(16)?.map(instant),
         for_callers: row.get(17)?,

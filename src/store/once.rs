@@ -8,12 +8,12 @@ use rusqlite::params;
 
 use super::{Store, Written};
 use crate::claim::{Candidate, Traits, take};
-use crate::context::{Context, Flags, encode};
+use crate::context::{Context, Flags, Noted, encode};
 use crate::endings::Ending;
 use crate::enqueue::{Answer, Compared, Known, NewJob, Stored, store};
 use crate::error::{Error, Result};
-use crate::failure::{Class, Verdict, panic_text, text_of, verdict_of};
-use crate::job::Job;
+use crate::failure::{Class, is_untouched, panic_text, text_of, verdict_of};
+use crate::job::{Job, holds_key};
 use crate::outcome::{Ended, Next, decide};
 use crate::owner::{Holder, Owner, find_gone, reap};
 use crate::pen::{Act, Group, Mode, OpResult};
@@ -41,7 +41,7 @@ impl Store {
     /// A job born here belongs to its callers: no runner claims it. When `f` fails, the attempt is on record and the next
     /// `once` may run it at once, whatever its backoff; a permanent failure or spent attempts make it dead, and `once`
     /// then answers the stored error. One whose process died can be claimed again. Claim and completion are synced
-    /// whatever the store's durability.
+    /// whatever the store's durability. [`Job::timeout`] plays no part: it is the caller's thread.
     ///
     /// ```
     /// # use birkez::Job;
@@ -78,7 +78,7 @@ impl Store {
         }
         let new = NewJob::encode(job, &self.inner.terms)?;
         // Before anything is claimed: it is the user's, and may panic.
-        let traits = Traits { policy: J::retry(), at_most_once: J::AT_MOST_ONCE };
+        let traits = Traits { policy: J::retry(), at_most_once: J::AT_MOST_ONCE, holds_key: holds_key::<J>() };
         match self.claim_for_caller(&new, &traits)? {
             Turn::Claimed(claim) => self.run_for_caller::<J>(Arc::new(*claim), traits.policy, f),
             Turn::Known(answer) => answer_caller::<J>(&answer.row, &new.key),
@@ -142,11 +142,12 @@ impl Store {
             Ok(Err(error)) => ended_by(error),
             Err(panic) => Ended::Panicked { text: panic_text(&**panic) },
         };
+        let ended = flags.judge(ended);
         let mut failed = failed(&claim, &ended, &policy);
         if let (Ok(Err(error)), Ended::StorageTrouble, Error::Failed { text, .. }) = (&result, &ended, &mut failed) {
             *text = text_of(error);
         }
-        let settled = self.settle_for_caller(&claim, ended, policy);
+        let settled = self.settle_for_caller(&claim, ended, policy, flags.progress.take());
         match result {
             Ok(Ok(output)) => match settled? {
                 Settled::Written => Ok(output),
@@ -157,13 +158,21 @@ impl Store {
         }
     }
 
-    fn settle_for_caller(&self, claim: &Arc<Claim>, ended: Ended, policy: RetryPolicy) -> Result<Settled> {
+    fn settle_for_caller(
+        &self,
+        claim: &Arc<Claim>,
+        ended: Ended,
+        policy: RetryPolicy,
+        noted: Option<Noted>,
+    ) -> Result<Settled> {
         let told = Arc::new(OnceLock::new());
-        let ending = Ending { claim: Arc::clone(claim), ended, policy, told: Some(Arc::clone(&told)), unwritten: None };
+        let (claim, told_here) = (Arc::clone(claim), Some(Arc::clone(&told)));
+        let owner = claim.owner.id;
+        let ending = Ending { claim, ended, policy, noted, told: told_here, unwritten: None };
         self.inner.endings.push(ending);
         // More endings than one transaction takes may be in front of this one.
         loop {
-            let (written, owner) = (Arc::clone(&told), claim.owner.id);
+            let written = Arc::clone(&told);
             self.inner.pen.write(ONCE, SYNCED, move |group| {
                 if written.get().is_some() {
                     // Somebody else's transaction took it along, and that one need not have been synced. A commit that
@@ -215,9 +224,9 @@ pub(crate) fn ended_by(error: &anyhow::Error) -> Ended {
             | Error::StepInvalid { .. }
             | Error::StepRepeated { .. }
             | Error::StepNotStored { .. },
-        ) => Ended::Failed { verdict: Verdict::Permanent, text },
-        Some(Error::StepUnreadable { .. }) => Ended::Undecodable { text },
-        _ => Ended::Failed { verdict: verdict_of(error), text },
+        ) => Ended::Misused { class: Class::Permanent, text },
+        Some(Error::StepUnreadable { .. }) => Ended::Misused { class: Class::Undecodable, text },
+        _ => Ended::Failed { verdict: verdict_of(error), text, untouched: is_untouched(error) },
     }
 }
 

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::Store;
 use super::look::read_job;
+use crate::enqueue::check_size;
 use crate::error::{Error, Result};
 use crate::ordering::{gate_in_line, move_up};
 use crate::pen::{Act, Group, Mode, OpResult};
@@ -24,7 +25,7 @@ pub enum Resolution {
 }
 
 impl Resolution {
-    /// It was done, with this output, which a repeat of the key is answered with.
+    /// It was done, with this output, which a repeat of the key is answered with: one of the job's `Output` type.
     ///
     /// # Errors
     ///
@@ -63,20 +64,25 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchJob`], [`Error::NotParked`]; those of writing the file.
+    /// [`Error::NoSuchJob`], [`Error::NotParked`]; [`Error::PayloadTooLarge`] for an output above the store's limit; those of
+    /// writing the file.
     pub fn resolve(&self, job: i64, resolution: Resolution) -> Result<()> {
-        self.inner
-            .pen
-            .write(RESOLVE, Mode { atomic: true, ..Mode::default() }, move |group| resolve(group, job, &resolution))
+        let limit = self.inner.terms.payload_limit;
+        let mode = Mode { atomic: true, ..Mode::default() };
+        self.inner.pen.write(RESOLVE, mode, move |group| resolve(group, job, &resolution, limit))
     }
 }
 
-fn resolve(group: &mut Group<'_>, id: i64, resolution: &Resolution) -> OpResult<()> {
+fn resolve(group: &mut Group<'_>, id: i64, resolution: &Resolution, limit: usize) -> OpResult<()> {
     let job = group.statement(&sql::job_by_id())?.query_row([id], read_job).optional()?;
     let job = job.ok_or(Error::NoSuchJob { id })?;
     let line = job.ordering_key.as_deref().filter(|_| !job.for_callers);
     let (state, gate, result) = match resolution {
-        Resolution::Done(output) => (2, None, Some(output.to_string())),
+        Resolution::Done(output) => {
+            let output = output.to_string();
+            check_size(&job.kind, &job.key, &output, limit)?;
+            (2, None, Some(output))
+        }
         Resolution::Retry if job.for_callers => (0, Some(4), None),
         Resolution::Retry => (0, Some(gate_in_line(group, id, line, 1)?), None),
         Resolution::Dead => (3, None, None),

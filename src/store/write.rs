@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rusqlite::Transaction;
 
 use super::Store;
+use crate::clock::{Stopwatch, millis};
 use crate::context::Fence;
 use crate::enqueue::{Answer, Compared, NewJob, Stored, ToCompare, compare, store};
 use crate::error::{Error, Result};
@@ -70,7 +71,8 @@ impl Store {
     ///
     /// `tx` may be of any connection to this file. The job is as durable as that connection's settings make it. Runners of
     /// this process start it within a few milliseconds of the COMMIT, if that comes within a second; others find it at
-    /// their usual pace.
+    /// their usual pace. It is an INSERT: what `tx.last_insert_rowid()` says afterwards is not of the app's last row, so ask
+    /// for that before.
     ///
     /// ```
     /// # use birkez::Job;
@@ -99,7 +101,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// As [`enqueue`](Store::enqueue). [`Error::OtherFile`] if `tx` is of another file. A transaction that has read before
+    /// As [`enqueue`](Store::enqueue). [`Error::OtherFile`] if `tx` is of another file; [`Error::TransactionEnded`] if it
+    /// has ended. A transaction that has read before
     /// it writes cannot go on if another connection has written since: [`Error::StaleTransaction`], or [`Error::Busy`] while
     /// that one is still at it. Roll it back and run it again, begun with `IMMEDIATE`; [`write`](Store::write) is the easy
     /// way.
@@ -119,6 +122,10 @@ impl Store {
             let (path, other) = (self.path().to_owned(), tx.path().unwrap_or_default().to_owned());
             return Err(Error::OtherFile { path, other });
         }
+        if tx.is_autocommit() {
+            return Err(Error::TransactionEnded { act });
+        }
+        let waited = Stopwatch::start();
         let mut compared = Compared::new();
         let answer = loop {
             match self.store_in(tx, &new, &compared, fence) {
@@ -129,7 +136,7 @@ impl Store {
                     return Err(Error::KeyReused { kind, key, existing });
                 }
                 Err(OpError::Sql(error)) if is_stale(&error) => return Err(Error::StaleTransaction { act }),
-                Err(error) => return Err(error.into_error(act, self.path())),
+                Err(error) => return Err(with_wait(error.into_error(act, self.path()), waited)),
             }
         };
         if answer.fresh {
@@ -230,6 +237,14 @@ impl Store {
                 Err(questions) => compare(questions, &mut compared),
             }
         }
+    }
+}
+
+/// How long the host's own busy handler has waited.
+fn with_wait(error: Error, waited: Stopwatch) -> Error {
+    match error {
+        Error::Busy { act, .. } => Error::Busy { act, waited_ms: u64::try_from(millis(waited.elapsed())).unwrap_or(0) },
+        other => other,
     }
 }
 
