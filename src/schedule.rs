@@ -1,7 +1,11 @@
 //! Schedules: named calendars whose occurrences become jobs, each once.
 
+mod behind;
+mod dealt;
+mod define;
 mod kept;
 mod look;
+mod making;
 mod planner;
 mod requests;
 mod row;
