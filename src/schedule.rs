@@ -204,7 +204,17 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 fn invalid(name: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::ScheduleInvalid { name: name.escape_debug().to_string(), source: Box::new(source) }
+    refused(name, "cannot be registered", source)
+}
+
+fn refused(name: &str, verdict: impl Into<String>, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let (name, verdict) = (name.escape_debug().to_string(), verdict.into());
+    Error::ScheduleInvalid { name, verdict, source: Box::new(source) }
+}
+
+fn no_occurrence(name: &str, id: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let id: String = id.chars().take(60).flat_map(char::escape_debug).collect();
+    refused(name, format!("has no occurrence `{id}`"), source)
 }
 
 fn reason(text: &str) -> std::io::Error {

@@ -6,7 +6,7 @@ use super::Schedule;
 use super::dealt::between;
 use super::kept::KeptSchedule;
 use super::row::{ScheduleRow, Words};
-use super::write::{Gap, record};
+use super::write::{Gap, record, stored};
 use crate::calendar::{Mark, MissedReason, ScheduleState, left_out};
 use crate::job::instant;
 use crate::pen::{Group, OpResult};
@@ -43,7 +43,7 @@ pub(super) fn define(group: &mut Group<'_>, schedule: &Schedule, kept: Option<&K
         return Ok(());
     }
     // What waits was judged by the old rules.
-    let found = row.found().filter(|_| row.judges_as(&words) && !marks.moved);
+    let (found_at, seen_at) = stored(row.found().filter(|_| row.judges_as(&words) && !marks.moved));
     group.statement(sql::SET_SCHEDULE)?.execute(params![
         schedule.name,
         words.calendar,
@@ -59,8 +59,8 @@ pub(super) fn define(group: &mut Group<'_>, schedule: &Schedule, kept: Option<&K
         marks.high,
         marks.born,
         marks.anchor,
-        found.map(|found| found.at.timestamp_millis()),
-        found.map(|found| found.seen.timestamp_millis()),
+        found_at,
+        seen_at,
     ])?;
     Ok(())
 }

@@ -10,7 +10,7 @@ use rusqlite::params;
 use super::Occurrence;
 use super::planner::{Mine, Planner, Step};
 use super::row::ScheduleRow;
-use super::write::{Gap, Made, Making, Move, Place, make, pass_over};
+use super::write::{Gap, Made, Making, Move, Place, make, pass_over, stored};
 use crate::calendar::{Count, Due, Found, Plan, Run};
 use crate::enqueue::NewJob;
 use crate::error::Result;
@@ -62,7 +62,7 @@ impl Planner {
 
     fn map(&self, mine: &Mine, occurrence: &Occurrence) -> std::result::Result<Vec<NewJob>, String> {
         match catch_unwind(AssertUnwindSafe(|| (mine.map)(occurrence, &self.store.inner.terms))) {
-            Ok(jobs) => jobs.map_err(|error| text_of(&error).into()),
+            Ok(jobs) => jobs.map_err(|error| text_of(&error)),
             Err(panic) => Err(format!("its mapping function panicked: {}", panic_text(&*panic))),
         }
     }
@@ -82,8 +82,7 @@ impl Planner {
         let text = safe_text(text).into_owned();
         let (id, mark, delay) = (row.id, row.mark.clone(), self.backoff(row.failures));
         self.store.inner.pen.write(MAKE, Mode::default(), move |group| {
-            let found = found.map(|found| (found.at.timestamp_millis(), found.seen.timestamp_millis()));
-            let (found_at, seen_at) = found.unzip();
+            let (found_at, seen_at) = stored(found);
             let try_at = group.now.saturating_add(delay);
             let failed = params![id, mark, text, group.now, try_at, found_at, seen_at];
             group.statement(sql::SCHEDULE_FAILED)?.execute(failed)?;

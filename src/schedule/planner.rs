@@ -14,9 +14,9 @@ use super::define::register;
 use super::kept;
 use super::requests::Asked;
 use super::row::ScheduleRow;
-use super::write::{Gap, Move, Place};
+use super::write::{Gap, Move, Place, stored};
 use super::{Occurrence, Overlap, Schedule, invalid, reason};
-use crate::calendar::{CatchUp, Clock, Found, MissedReason, Plan, Policy, Run, plan_around};
+use crate::calendar::{CatchUp, Clock, MissedReason, Plan, Policy, Run, plan_around};
 use crate::enqueue::{NewJob, Terms};
 use crate::error::Result;
 use crate::job::{Job, instant};
@@ -209,7 +209,7 @@ impl Planner {
         }
         if let Some(later) = self.later(mine.row.try_at) {
             // What comes due before the next try is found all the same, and keeps that it was on time.
-            let found = Place { found: plan.found.map(stored), ..mine.place() };
+            let found = Place { found: stored(plan.found), ..mine.place() };
             return match found == mine.place() {
                 true => Ok(Step::Until([Some(later), next()].into_iter().flatten().min())),
                 false => self.pass_over(mine, found, false, Vec::new()),
@@ -252,7 +252,7 @@ impl Planner {
             match overlap {
                 Overlap::Allow if !(each && run.late) => {}
                 Overlap::Skip if !queues => {
-                    gaps.push(Gap::one(run.due.occurrence(), "overlap"));
+                    gaps.push(Gap::of_runs(&[run], "overlap"));
                     let place = mine.after(plan, &run, plan.runs.len() == 1);
                     return self.pass_over(mine, place, true, gaps);
                 }
@@ -260,10 +260,10 @@ impl Planner {
             }
         }
         if *overlap == Overlap::QueueOne && steady && !queues && plan.runs.len() > 1 {
-            // What came while the last one ran: the newest has waited, the others are recorded.
+            // What came while the last one ran: the newest has waited, the others are one record.
             let newest = plan.runs[plan.runs.len() - 1];
-            let older = plan.runs.iter().filter(|one| plan.more || one.due.mark() < newest.due.mark());
-            gaps.extend(older.map(|one| Gap::one(one.due.occurrence(), "overlap")));
+            let older = &plan.runs[..plan.runs.len() - usize::from(!plan.more)];
+            gaps.push(Gap::of_runs(older, "overlap"));
             run = newest;
             if plan.more {
                 return self.pass_over(mine, mine.after(plan, &run, false), true, gaps);
@@ -277,7 +277,7 @@ impl Planner {
     /// Leaves what is due for later, and notes when it was found.
     fn wait(&self, mine: &Mine, plan: &Plan) -> Result<Step> {
         self.waits.store(true, Ordering::Release);
-        let found = Place { found: plan.found.map(stored), ..mine.place() };
+        let found = Place { found: stored(plan.found), ..mine.place() };
         if found != mine.place() {
             return self.pass_over(mine, found, false, Vec::new());
         }
@@ -314,14 +314,10 @@ fn backlog(plan: &Plan, run: &Run, each: bool, last: Option<LastRun>) -> bool {
     (each && run.late) || together || last.is_some_and(|last| last.made_at >= run.due.at)
 }
 
-fn stored(found: Found) -> (i64, i64) {
-    (found.at.timestamp_millis(), found.seen.timestamp_millis())
-}
-
 impl Mine {
     pub(super) fn place(&self) -> Place {
         let (mark, high) = (self.row.mark.clone(), self.row.high.clone());
-        Place { mark, high, found: self.row.found_at.zip(self.row.seen_at) }
+        Place { mark, high, found: (self.row.found_at, self.row.seen_at) }
     }
 
     /// Where the schedule is once a run has been dealt with. A clock that is behind moves the marks after the last of its
@@ -330,7 +326,7 @@ impl Mine {
         let found = plan.found.filter(|_| !is_last);
         match plan.clock {
             Clock::Steady => Place::new(run.due.mark(), plan.high, found),
-            _ => Place { found: found.map(stored), ..self.place() },
+            _ => Place { found: stored(found), ..self.place() },
         }
     }
 }

@@ -11,7 +11,7 @@ use super::kept::KeptSchedule;
 use super::requests::MOST;
 use super::row::ScheduleRow;
 use super::write::{Gap, record};
-use super::{Schedule, invalid, reason};
+use super::{Schedule, no_occurrence, reason, refused};
 use crate::calendar::{Mark, MissedReason, left_out};
 use crate::error::{Error, Result};
 use crate::job::instant;
@@ -71,7 +71,7 @@ impl Store {
     pub fn resume_schedule(&self, name: &str) -> Result<bool> {
         self.change(name, |group, row| {
             let Some(paused_at) = row.paused_at else { return Ok(0) };
-            let broken = |text: String| invalid(&row.name, reason(&text));
+            let broken = |text: String| refused(&row.name, "cannot be resumed", reason(&text));
             let Schedule { calendar, zone, .. } = row.definition().map_err(broken)?;
             let state = row.state(Duration::ZERO).map_err(broken)?;
             let own = |mark| calendar.carry_over(&zone, mark, &zone);
@@ -98,8 +98,8 @@ impl Store {
     ///
     /// [`Error::ScheduleInvalid`] if the text is no occurrence id; those of writing the file.
     pub fn run_schedule(&self, name: &str, occurrence: Option<&str>) -> Result<bool> {
-        if let Some(Err(error)) = occurrence.map(str::parse::<Mark>) {
-            return Err(invalid(name, error));
+        if let Some(id) = occurrence {
+            id.parse::<Mark>().map_err(|error| no_occurrence(name, id, error))?;
         }
         let occurrence = occurrence.map(str::to_owned);
         self.change(name, move |group, row| {
@@ -123,7 +123,7 @@ impl Store {
             {
                 let text =
                     format!("{first} to {last} have more than {MOST} occurrences; ask for fewer dates at a time");
-                return Err(invalid(&row.name, reason(&text)).into());
+                return Err(refused(&row.name, "cannot be back-filled", reason(&text)).into());
             }
             let (first, last) = (first.to_string(), last.to_string());
             Ok(group.statement(sql::ASK)?.execute(params![row.name, "backfill", first, last, group.now])?)
@@ -153,13 +153,11 @@ impl Store {
     pub fn mark_occurrence_done(&self, name: &str, occurrence: &str) -> Result<bool> {
         let id = occurrence.to_owned();
         self.change(name, move |group, row| {
-            let schedule = row.definition().map_err(|text| invalid(&row.name, reason(&text)))?;
-            let mark = id.parse::<Mark>().map_err(|error| invalid(&row.name, error))?;
+            let verdict = "cannot mark an occurrence as done";
+            let schedule = row.definition().map_err(|text| refused(&row.name, verdict, reason(&text)))?;
+            let mark = id.parse::<Mark>().map_err(|error| no_occurrence(&row.name, &id, error))?;
             let due = schedule.calendar.find(&schedule.zone, mark);
-            let none = || {
-                let text = format!("schedule `{}` has no occurrence `{}`", row.name.escape_debug(), id.escape_debug());
-                invalid(&row.name, reason(&text))
-            };
+            let none = || no_occurrence(&row.name, &id, reason("its calendar names no such time"));
             let due = due.ok_or_else(none)?;
             let at = due.at.timestamp_millis();
             group.statement(sql::TRY_AT_ONCE)?.execute([row.id])?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rusqlite::params;
 
-use crate::calendar::{Found, Mark, Missed, MissedReason};
+use crate::calendar::{Count, Found, Mark, Missed, MissedReason, Run};
 use crate::enqueue::{Compared, NewJob, Stored, store};
 use crate::error::Error;
 use crate::pen::{Group, OpError, OpResult};
@@ -39,14 +39,18 @@ pub(super) struct Place {
     pub mark: String,
     pub high: Option<String>,
     /// When what waits was found, and the newest look that found one.
-    pub found: Option<(i64, i64)>,
+    pub found: (Option<i64>, Option<i64>),
 }
 
 impl Place {
     pub(super) fn new(mark: Mark, high: Option<Mark>, found: Option<Found>) -> Place {
-        let found = found.map(|found| (found.at.timestamp_millis(), found.seen.timestamp_millis()));
-        Place { mark: mark.to_string(), high: high.map(|high| high.to_string()), found }
+        Place { mark: mark.to_string(), high: high.map(|high| high.to_string()), found: stored(found) }
     }
+}
+
+/// As it is stored.
+pub(super) fn stored(found: Option<Found>) -> (Option<i64>, Option<i64>) {
+    found.map(|found| (found.at.timestamp_millis(), found.seen.timestamp_millis())).unzip()
 }
 
 /// Occurrences in a row that did not run.
@@ -78,9 +82,11 @@ impl Gap {
         }
     }
 
-    /// One occurrence that did not run.
-    pub(super) fn one(id: String, reason: &'static str) -> Gap {
-        Gap { first: id.clone(), last: id, count: 1, reason, attention: false }
+    /// Planned runs in a row that do not run after all.
+    pub(super) fn of_runs(runs: &[Run], reason: &'static str) -> Gap {
+        let id = |run: Option<&Run>| run.map(|run| run.due.occurrence()).unwrap_or_default();
+        let count = Count::new(runs.len()).get();
+        Gap { first: id(runs.first()), last: id(runs.last()), count, reason, attention: false }
     }
 }
 
@@ -181,12 +187,12 @@ fn move_mark(group: &mut Group<'_>, schedule: i64, to: &Move, last_run: Option<&
         schedule,
         from.mark,
         from.high,
-        from.found.map(|(at, _)| at),
-        from.found.map(|(_, seen)| seen),
+        from.found.0,
+        from.found.1,
         to.mark,
         to.high,
-        to.found.map(|(at, _)| at),
-        to.found.map(|(_, seen)| seen),
+        to.found.0,
+        to.found.1,
         last_run,
         settles,
     ])?;
