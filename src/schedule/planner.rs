@@ -97,6 +97,9 @@ impl Planner {
                 return Err(invalid(name, reason("two schedules have this name")));
             }
         }
+        if let Some(text) = entries.iter().find_map(|entry| entry.schedule.zone.warning()) {
+            tracing::warn!(text, "schedules in the machine's own zone");
+        }
         let planner = Planner { store, entries, kinds, behind: Behind::default(), waits: Arc::default() };
         let schedules: Vec<_> = planner.entries.iter().map(|entry| entry.schedule.clone()).collect();
         let owner = planner.store.inner.owner()?.id;
