@@ -38,7 +38,7 @@ impl CatchUp {
 pub struct Policy {
     /// What becomes of missed occurrences. Defaults to [`CatchUp::Latest`].
     pub catch_up: CatchUp,
-    /// How late an occurrence may be found without counting as missed. Defaults to 5 minutes: with seconds, a busy or
+    /// How late an occurrence may be found, at the first look that finds it, without counting as missed. Defaults to 5 minutes: with seconds, a busy or
     /// waking machine loses runs.
     pub grace: Duration,
     /// Occurrences found later than this never run, whatever `catch_up` says; they are recorded. Defaults to no
