@@ -318,9 +318,23 @@ SELECT EXISTS (SELECT 1 FROM main.birkez_schedule
                  AND NOT EXISTS (SELECT 1 FROM main.birkez_runner
                                  WHERE id = birkez_schedule.registered_by AND ended_at IS NULL))";
 
-pub(crate) const SCHEDULES: &str = "SELECT * FROM main.birkez_schedule ORDER BY name";
+/// In the order in which [`crate::schedule`] reads them.
+macro_rules! schedules {
+    ($which:literal) => {
+        concat!(
+            "
+SELECT id, name, calendar, zone, born, mark, high, anchor, catch_up, grace_ms, max_age_ms, overlap, kind, payload, key_template,
+       paused_at, paused_by, orphaned_at, orphan_acknowledged, last_run, failures, error, try_at, found_at, seen_at, behind_ms,
+       acknowledged
+FROM main.birkez_schedule ",
+            $which
+        )
+    };
+}
 
-pub(crate) const SCHEDULE_BY_NAME: &str = "SELECT * FROM main.birkez_schedule WHERE name = ?1";
+pub(crate) const SCHEDULES: &str = schedules!("ORDER BY name");
+
+pub(crate) const SCHEDULE_BY_NAME: &str = schedules!("WHERE name = ?1");
 
 pub(crate) const REMOVE_SCHEDULE: &str = "DELETE FROM main.birkez_schedule WHERE name = ?1";
 

@@ -1,20 +1,28 @@
 //! Reading what stands in the file of the occurrences that an evaluation looks at.
 
+use chrono::{DateTime, Utc};
 use rusqlite::{Connection, params};
 
 use super::Schedule;
 use crate::calendar::{Clock, Dealt, Mark, ScheduleState, clock, window};
+use crate::error::Result;
 use crate::sql;
+use crate::store::Store;
 
 /// What has been dealt with of what one evaluation looks at.
 pub(super) fn dealt(
-    connection: &Connection,
+    store: &Store,
     id: i64,
     schedule: &Schedule,
     state: &ScheduleState,
-    now: chrono::DateTime<chrono::Utc>,
-) -> rusqlite::Result<Dealt> {
+    now: DateTime<Utc>,
+) -> Result<Dealt> {
     let Schedule { calendar, zone, policy, .. } = schedule;
+    let (after, upto) = window(calendar, zone, state, now, policy.grace);
+    if calendar.after(zone, after).next().is_none_or(|due| due.mark() > upto) {
+        // Nothing is due: at nearly every look.
+        return Ok(Dealt::default());
+    }
     let counts: &[&str] = match clock(calendar, zone, state.mark, now) {
         // Nothing above the mark is recorded but what came while an older one waited, or in a pause.
         Clock::Steady if state.high.is_none() => &[],
@@ -22,7 +30,7 @@ pub(super) fn dealt(
         Clock::Steady => &["overlap", "paused"],
         Clock::Waiting | Clock::Behind => &["overlap"],
     };
-    between(connection, id, window(calendar, zone, state, now, policy.grace), counts)
+    store.read("looking for occurrences", |tx| between(tx, id, (after, upto), counts))
 }
 
 /// What stands in the file after one mark and up to another: what was made, and what was recorded for one of `reasons`

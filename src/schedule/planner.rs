@@ -233,8 +233,7 @@ impl Planner {
                 return Ok(None);
             }
         };
-        let dealt =
-            self.store.read("looking for occurrences", |tx| dealt(tx, mine.row.id, &mine.schedule, &state, now))?;
+        let dealt = dealt(&self.store, mine.row.id, &mine.schedule, &state, now)?;
         // One is made at a time; whether it has company is asked too. Of those that queue the newest is wanted.
         let batch = if *overlap == Overlap::QueueOne { policy.batch } else { 2 };
         let plan = plan_around(&dealt, calendar, zone, &state, now, &Policy { batch, ..*policy });

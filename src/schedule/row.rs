@@ -47,12 +47,16 @@ pub(super) struct ScheduleRow {
 /// The values of a row, of which some may be of another type than they should.
 struct Cells<'a, 'b> {
     row: &'a Row<'b>,
+    /// Which comes next.
+    at: usize,
     unreadable: Option<&'static str>,
 }
 
 impl Cells<'_, '_> {
+    /// The next one, which is called so.
     fn get<T: FromSql + Default>(&mut self, column: &'static str) -> T {
-        self.row.get(column).unwrap_or_else(|_| {
+        self.at += 1;
+        self.row.get(self.at - 1).unwrap_or_else(|_| {
             self.unreadable.get_or_insert(column);
             T::default()
         })
@@ -61,9 +65,9 @@ impl Cells<'_, '_> {
 
 impl ScheduleRow {
     pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<ScheduleRow> {
-        let mut cells = Cells { row, unreadable: None };
+        let mut cells = Cells { row, at: 1, unreadable: None };
         Ok(ScheduleRow {
-            id: row.get("id")?,
+            id: row.get(0)?,
             name: cells.get("name"),
             calendar: cells.get("calendar"),
             zone: cells.get("zone"),
