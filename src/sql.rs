@@ -379,12 +379,13 @@ INSERT INTO main.birkez_occurrence_job (schedule, occurrence, job_id) VALUES (?1
 pub(crate) const NOTE_CONFLICTS: &str =
     "UPDATE main.birkez_occurrence SET conflicts = ?3, attention = 1 WHERE schedule = ?1 AND occurrence = ?2";
 
-/// When a run was made, and whether it has a job that is waiting, running or parked.
+/// When a run was made, whether it has a job that is waiting, running or parked, and when the last of the others ended.
 pub(crate) const LAST_RUN: &str = "
-SELECT made.made_at,
-       EXISTS (SELECT 1 FROM main.birkez_occurrence_job AS link JOIN main.birkez_job AS job ON job.id = link.job_id
-               WHERE link.schedule = ?1 AND link.occurrence = ?2 AND job.state < 2)
-FROM main.birkez_occurrence AS made WHERE made.schedule = ?1 AND made.occurrence = ?2";
+SELECT made.made_at, coalesce(max(job.state < 2), 0), max(job.finished_at)
+FROM main.birkez_occurrence AS made
+LEFT JOIN main.birkez_occurrence_job AS link ON link.schedule = made.schedule AND link.occurrence = made.occurrence
+LEFT JOIN main.birkez_job AS job ON job.id = link.job_id
+WHERE made.schedule = ?1 AND made.occurrence = ?2";
 
 /// The newest occurrence with a job that is done: walked from the newest.
 pub(crate) const LAST_SUCCESS: &str = "

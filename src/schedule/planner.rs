@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rusqlite::{OptionalExtension, params};
+use rusqlite::params;
 
 use super::behind::Behind;
 use super::dealt::dealt;
@@ -261,13 +261,13 @@ impl Planner {
                 _ => return self.wait(mine, plan),
             }
         }
-        if *overlap == Overlap::QueueOne && steady && !queues && plan.runs.len() > 1 {
-            // What came while the last one ran: the newest has waited, the others are one record.
-            let newest = plan.runs[plan.runs.len() - 1];
-            let older = &plan.runs[..plan.runs.len() - usize::from(!plan.more)];
-            gaps.push(Gap::of_runs(older, "overlap"));
-            run = newest;
-            if plan.more {
+        let queued = if *overlap == Overlap::QueueOne && steady && !queues { queued(plan, last) } else { 0 };
+        if queued > 1 {
+            // The newest has waited, the others are one record. There may be a newer one still.
+            let no_newest = plan.more && queued == plan.runs.len();
+            run = plan.runs[queued - 1];
+            gaps.push(Gap::of_runs(&plan.runs[..queued - usize::from(!no_newest)], "overlap"));
+            if no_newest {
                 return self.pass_over(mine, mine.after(plan, &run, false), true, gaps);
             }
         }
@@ -288,9 +288,13 @@ impl Planner {
 
     fn last_run(&self, mine: &Mine) -> Result<Option<LastRun>> {
         let Some(last) = &mine.row.last_run else { return Ok(None) };
-        let read = |row: &rusqlite::Row<'_>| Ok(LastRun { made_at: instant(row.get(0)?), unfinished: row.get(1)? });
+        let read = |row: &rusqlite::Row<'_>| {
+            let (made_at, finished_at) = (row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(2)?);
+            let unfinished = row.get(1)?;
+            Ok(made_at.map(|at| LastRun { made_at: instant(at), unfinished, finished_at: finished_at.map(instant) }))
+        };
         self.store.read("looking at the last run", |tx| {
-            tx.prepare_cached(sql::LAST_RUN)?.query_row(params![mine.row.id, last], read).optional()
+            tx.prepare_cached(sql::LAST_RUN)?.query_row(params![mine.row.id, last], read)
         })
     }
 }
@@ -306,6 +310,13 @@ impl Drop for Planner {
 struct LastRun {
     made_at: DateTime<Utc>,
     unfinished: bool,
+    finished_at: Option<DateTime<Utc>>,
+}
+
+/// How many of the runs came due while the last one ran.
+fn queued(plan: &Plan, last: Option<LastRun>) -> usize {
+    let finished = last.and_then(|last| last.finished_at);
+    plan.runs.iter().take_while(|run| finished.is_some_and(|at| run.due.at <= at)).count()
 }
 
 /// Whether a run belongs to a backlog: it is late, or was found together with the next, or the one before was itself made
