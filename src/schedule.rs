@@ -151,7 +151,8 @@ impl Schedule {
         Schedule::new(name, calendar.map_err(|error| invalid(name, error))?)
     }
 
-    /// The zone that its times are meant in: an IANA name, or `local` (the default).
+    /// The zone that its times are meant in: an IANA name, or `local` (the default), the machine's own, which is UTC where
+    /// the machine does not know its `TZ` ([`Zone::warning`]). What a change of zone means: see [`Schedule`].
     ///
     /// # Errors
     ///

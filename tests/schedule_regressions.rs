@@ -178,11 +178,11 @@ fn a_definition_changed_while_the_clock_is_back_moves_neither_mark_nor_birth_bac
         let desk = Desk::at("2026-05-01T12:00:00Z");
         desk.live(daily("03:00"), &["2026-05-01T12:00:00Z", "2026-05-03T12:10:00Z"]);
         desk.live(changed(), &["2000-01-01T00:30:30Z", "2000-01-01T00:31:00Z"]);
-        assert!(desk.info().mark >= "2026-05-03T03:00:00".to_owned(), "{:?}", desk.info());
+        assert!(*desk.info().mark >= *"2026-05-03T03:00:00", "{:?}", desk.info());
         assert_eq!(desk.ids().len(), 2, "nothing fires for a time before the schedule existed");
         desk.live(changed(), &["2026-05-03T12:10:30Z"]);
         // What the new calendar has between the mark and now, and nothing of the time before.
-        assert!(desk.ids().iter().all(|id| *id > "2026-05-02".to_owned()), "{:?}", desk.ids());
+        assert!(desk.ids().iter().all(|id| **id > *"2026-05-02"), "{:?}", desk.ids());
         assert!(desk.ids().len() <= 2 + 10, "{:?}", desk.ids());
     }
 }

@@ -35,6 +35,9 @@ impl Store {
     /// ([`Error::KeyInvalid`]). Those of writing the file.
     pub fn set_schedule(&self, kept: &KeptSchedule) -> Result<()> {
         kept.check(&self.inner.terms)?;
+        if let Some(text) = kept.schedule.zone.warning() {
+            tracing::warn!(schedule = kept.schedule.name, text, "a schedule in the machine's own zone");
+        }
         let kept = kept.clone();
         self.inner.pen.write(SET, ATOMIC, move |group| define(group, &kept.schedule, Some(&kept)))
     }
@@ -115,16 +118,15 @@ impl Store {
     ///
     /// [`Error::ScheduleInvalid`] if the dates have more than 10,000 occurrences; those of writing the file.
     pub fn backfill_schedule(&self, name: &str, first: NaiveDate, last: NaiveDate) -> Result<bool> {
+        let now = instant(self.inner.clock.wall());
+        // What cannot be read is no concern of the request: it waits until it can.
+        if let Some(Ok(Schedule { calendar, zone, .. })) = self.schedule_row(name)?.map(|row| row.definition())
+            && calendar.on_dates(&zone, first, last).take_while(|due| due.at <= now).nth(MOST).is_some()
+        {
+            let text = format!("{first} to {last} have more than {MOST} occurrences; ask for fewer dates at a time");
+            return Err(refused(name, "cannot be back-filled", reason(&text)));
+        }
         self.change(name, move |group, row| {
-            let now = instant(group.now);
-            // What cannot be read is no concern of the request: it waits until it can.
-            if let Ok(Schedule { calendar, zone, .. }) = row.definition()
-                && calendar.on_dates(&zone, first, last).take_while(|due| due.at <= now).nth(MOST).is_some()
-            {
-                let text =
-                    format!("{first} to {last} have more than {MOST} occurrences; ask for fewer dates at a time");
-                return Err(refused(&row.name, "cannot be back-filled", reason(&text)).into());
-            }
             let (first, last) = (first.to_string(), last.to_string());
             Ok(group.statement(sql::ASK)?.execute(params![row.name, "backfill", first, last, group.now])?)
         })
