@@ -63,7 +63,8 @@ pub struct Schedule {
 ///
 /// That is not so of a backlog: what was found late under [`CatchUp::Each`], together with others, or was due already when
 /// the one before it was made. It runs one after another and is never skipped for overlap. Under
-/// [`Allow`](Overlap::Allow) this holds for what was found late only; the rest runs beside each other.
+/// [`Allow`](Overlap::Allow) only what is later than the grace by the time it runs waits so; the rest runs beside each
+/// other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Overlap {
     /// It does not run; it is recorded. The default.

@@ -190,6 +190,28 @@ fn a_failure_noted_by_a_clock_that_was_ahead_is_not_waited_for() {
     assert_eq!(desk.made("s"), ["2026-05-01T01:00:00Z"]);
 }
 
+/// Issue 3: what a failing mapping had kept for hours would have run all at once.
+#[test]
+fn what_a_failing_mapping_has_kept_for_long_runs_one_after_another_even_where_overlap_is_allowed() {
+    let desk = Desk::at("2026-05-01T00:30:00Z");
+    let drain = desk.drain(schedule("0 * * * *").overlap(Overlap::Allow).catch_up(CatchUp::each()));
+    drain.drain().unwrap();
+    desk.fails.store(true, Ordering::Release);
+    for hour in 1..5 {
+        desk.set(&format!("2026-05-01T0{hour}:00:01Z"));
+        drain.drain().unwrap();
+    }
+    desk.fails.store(false, Ordering::Release);
+    desk.hold.store(true, Ordering::Release);
+    desk.set("2026-05-01T05:30:00Z");
+    drain.drain().unwrap();
+    assert_eq!(desk.made("s"), ["2026-05-01T01:00:00Z"]);
+    desk.hold.store(false, Ordering::Release);
+    desk.store.resume("hold").unwrap();
+    drain.drain().unwrap();
+    assert_eq!((desk.made("s").len(), desk.records("s")), (5, vec![]));
+}
+
 #[test]
 fn a_new_schedule_does_not_take_what_a_removed_one_has_made_for_its_own() {
     let desk = Desk::at("2026-05-01T00:30:00Z");

@@ -250,9 +250,11 @@ impl Planner {
         // What has been found together, or late, runs one after another; so it never meets the last one by chance.
         let queues = policy.catch_up != CatchUp::Latest && after_others;
         let steady = plan.clock == Clock::Steady;
+        // Found on time, but long ago: it has waited for a mapping that failed.
+        let stale = (self.now() - run.due.at).to_std().is_ok_and(|age| age > policy.grace);
         if last.is_some_and(|last| last.unfinished) {
             match overlap {
-                Overlap::Allow if !(each && run.late) => {}
+                Overlap::Allow if !(each && (run.late || stale)) => {}
                 Overlap::Skip if !queues => {
                     gaps.push(Gap::of_runs(&[run], "overlap"));
                     let place = mine.after(plan, &run, plan.runs.len() == 1);
