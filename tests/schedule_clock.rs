@@ -212,6 +212,30 @@ fn what_a_failing_mapping_has_kept_for_long_runs_one_after_another_even_where_ov
     assert_eq!((desk.made("s").len(), desk.records("s")), (5, vec![]));
 }
 
+/// Issue 3: what was skipped beside one that waits is recorded once, before it runs and after.
+#[test]
+fn what_is_missed_beside_a_run_that_waits_is_recorded_once() {
+    let desk = Desk::at("2026-05-01T00:30:00Z");
+    let drain = desk.drain(schedule("0 * * * *").overlap(Overlap::QueueOne).catch_up(CatchUp::Skip));
+    drain.drain().unwrap();
+    desk.hold.store(true, Ordering::Release);
+    for time in ["01:00:01", "02:00:01", "05:30:00", "05:31:00"] {
+        desk.set(&format!("2026-05-01T{time}Z"));
+        drain.drain().unwrap();
+    }
+    let skipped = ("2026-05-01T03:00:00Z".to_owned(), 3, "skipped".to_owned());
+    assert_eq!((desk.made("s").len(), desk.records("s")), (1, vec![skipped.clone()]));
+    desk.hold.store(false, Ordering::Release);
+    desk.store.resume("hold").unwrap();
+    for _ in 0..3 {
+        drain.drain().unwrap();
+    }
+    assert_eq!(desk.made("s"), ["2026-05-01T01:00:00Z", "2026-05-01T02:00:00Z"]);
+    desk.set("2026-05-01T06:00:01Z");
+    drain.drain().unwrap();
+    assert_eq!((desk.made("s").len(), desk.records("s")), (3, vec![skipped]));
+}
+
 #[test]
 fn a_new_schedule_does_not_take_what_a_removed_one_has_made_for_its_own() {
     let desk = Desk::at("2026-05-01T00:30:00Z");

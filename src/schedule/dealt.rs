@@ -24,9 +24,9 @@ pub(super) fn dealt(
         return Ok(Dealt::default());
     }
     let counts: &[&str] = match clock(calendar, zone, state.mark, now) {
-        // Nothing above the mark is recorded but what came while an older one waited, or in a pause.
-        Clock::Steady if state.high.is_none() => &[],
-        // The time has been here before: what was recorded then may be on time now.
+        // What is recorded above the mark came while an older one waited.
+        Clock::Steady if state.high.is_none() && state.found.is_some() => &[],
+        // Otherwise the time has been here before: what was recorded then may be on time now.
         Clock::Steady => &["overlap", "paused"],
         Clock::Waiting | Clock::Behind => &["overlap"],
     };

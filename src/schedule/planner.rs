@@ -340,6 +340,8 @@ impl Mine {
     fn after(&self, plan: &Plan, run: &Run, is_last: bool) -> Place {
         let found = plan.found.filter(|_| !is_last);
         match plan.clock {
+            // After the last of them, past what was dealt with beside it.
+            Clock::Steady if is_last => Place::new(plan.mark, plan.high, found),
             Clock::Steady => Place::new(run.due.mark(), plan.high, found),
             _ => Place { found: stored(found), ..self.place() },
         }
