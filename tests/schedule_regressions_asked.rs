@@ -173,6 +173,22 @@ fn a_request_that_fails_can_be_withdrawn_or_is_answered_once_its_occurrence_stan
     assert!(!desk.info().needs_attention);
 }
 
+/// Issue 3: it was mapped and failed for ever, though there was nothing left to do.
+#[test]
+fn a_request_is_answered_as_soon_as_its_occurrence_stands_in_the_file() {
+    let desk = Desk::at("2026-05-01T00:30:00Z");
+    let drain = desk.drain(hourly("s"), "2020");
+    desk.ask(Some("2020-01-01T02:00:00Z"));
+    drain.drain().unwrap();
+    assert!(desk.requests()[0].try_at.is_some());
+    desk.sql(
+        "INSERT INTO birkez_occurrence (schedule, occurrence, due_at, made_at, jobs)
+         SELECT id, '2020-01-01T02:00:00Z', 0, 0, 0 FROM birkez_schedule",
+    );
+    drain.drain().unwrap();
+    assert_eq!((desk.answer().as_str(), desk.mapped.lock().unwrap().len()), ("stood in the file already", 1));
+}
+
 /// Issue 3: "ran" was the answer to everything.
 #[test]
 fn an_answer_says_what_came_of_the_request() {

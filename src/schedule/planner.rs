@@ -1,5 +1,5 @@
-//! Finding what is due and making its jobs. What is decided is [`plan()`](crate::calendar::plan())'s; what is written is one transaction an
-//! occurrence.
+//! Finding what is due and making its jobs. What is decided is [`plan()`](crate::calendar::plan())'s; what is written is
+//! one transaction an occurrence.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -53,7 +53,7 @@ impl Planner {
             };
             ask.query_map(params![mine.row.id], read)?.collect()
         })?;
-        let Some(asked) = open.iter().find(|asked| self.later(asked.try_at).is_none()) else {
+        let Some(asked) = self.ready(mine, &open)? else {
             return Ok(Asked::Until(open.iter().filter_map(|asked| self.later(asked.try_at)).min()));
         };
         let answer = match asked.verb.as_str() {
@@ -73,6 +73,20 @@ impl Planner {
             Ok(())
         })?;
         Ok(Asked::Done)
+    }
+
+    /// The first whose time has come. One whose occurrence stands in the file by now waits for no backoff.
+    fn ready<'a>(&self, mine: &Mine, open: &'a [Request]) -> Result<Option<&'a Request>> {
+        for asked in open {
+            let stands = match &asked.first {
+                Some(id) if asked.verb == "run" => self.exists(mine, id)?,
+                _ => false,
+            };
+            if stands || self.later(asked.try_at).is_none() {
+                return Ok(Some(asked));
+            }
+        }
+        Ok(None)
     }
 
     /// One occurrence by its id, or one of its own that is due now.
