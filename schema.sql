@@ -184,7 +184,12 @@ CREATE TABLE birkez_schedule (
     program      TEXT,           -- the program that registers it
     registered_by INTEGER,       -- birkez_runner.id of the process that did so last
     orphaned_at  INTEGER,        -- when that program started without registering it
-    last_run     TEXT            -- the newest occurrence that ran
+    last_run     TEXT,           -- the newest occurrence that ran
+    found_at     INTEGER,        -- when the oldest of what is due and has yet to run was found. NULL: nothing waits
+    seen_at      INTEGER,        -- the newest look that found one: what was due by then is not judged again
+    behind_ms    INTEGER NOT NULL DEFAULT 0,  -- how long the clock has been far behind the mark, in sum
+    acknowledged TEXT,           -- the error that a person has taken note of
+    orphan_acknowledged INTEGER NOT NULL DEFAULT 0
 );
 
 -- What a schedule has made. UNIQUE (schedule, occurrence) is what keeps an occurrence from being made twice.
@@ -196,8 +201,11 @@ CREATE TABLE birkez_occurrence (
     jobs       INTEGER NOT NULL, -- how many it mapped to
     conflicts  TEXT,             -- keys it mapped to that exist with other content; not NULL needs attention
     cause      TEXT NOT NULL DEFAULT 'due',  -- 'due', 'asked', 'backfill', or 'marked_done': it did not run
+    attention  INTEGER NOT NULL DEFAULT 0,  -- 1: it has conflicts that nobody has taken note of
     PRIMARY KEY (schedule, occurrence)
 ) WITHOUT ROWID;
+CREATE INDEX birkez_occurrence_due ON birkez_occurrence (schedule, due_at);
+CREATE INDEX birkez_occurrence_attention ON birkez_occurrence (schedule) WHERE attention = 1;
 
 -- Which jobs an occurrence was mapped to, met or made.
 CREATE TABLE birkez_occurrence_job (
@@ -214,11 +222,13 @@ CREATE TABLE birkez_missed (
     first     TEXT NOT NULL,
     last      TEXT NOT NULL,
     count     INTEGER NOT NULL,  -- 1001 stands for any number above 1,000
-    reason    TEXT NOT NULL,     -- 'newer', 'skipped', 'over_max', 'too_old', 'overlap' or 'paused'
+    reason    TEXT NOT NULL,     -- 'newer', 'skipped', 'over_max', 'too_old', 'overlap', 'paused' or 'changed'
     at        INTEGER NOT NULL,
-    attention INTEGER NOT NULL DEFAULT 0
+    attention INTEGER NOT NULL DEFAULT 0  -- 1: a person should look; 2: one has
 );
 CREATE INDEX birkez_missed_of ON birkez_missed (schedule, id);
+CREATE INDEX birkez_missed_last ON birkez_missed (schedule, last);
+CREATE INDEX birkez_missed_attention ON birkez_missed (schedule) WHERE attention = 1;
 
 -- What people ask of a schedule; carried out by a process that can map it.
 CREATE TABLE birkez_request (
@@ -229,7 +239,11 @@ CREATE TABLE birkez_request (
     last     TEXT,
     asked_at INTEGER NOT NULL,
     done_at  INTEGER,
-    answer   TEXT
+    answer   TEXT,
+    failures INTEGER NOT NULL DEFAULT 0,  -- of the mapping, in a row
+    error    TEXT,
+    try_at   INTEGER,            -- not before this, after a failure
+    acknowledged INTEGER NOT NULL DEFAULT 0  -- a person has taken note of the failure
 );
 CREATE INDEX birkez_request_open ON birkez_request (schedule) WHERE done_at IS NULL;
 

@@ -20,6 +20,7 @@
 //! occurrence, whatever daylight saving does to it. One whose second, minute or hour field begins with `*`, and
 //! [`Calendar::every`], is an **interval job**: real time passes between its occurrences.
 
+mod dealt;
 mod due;
 mod error;
 mod field;
@@ -41,11 +42,13 @@ use std::time::Duration;
 
 use chrono::{DateTime, NaiveDate, NaiveTime, TimeDelta, Utc, Weekday};
 
+pub(crate) use self::dealt::Dealt;
 pub use self::due::Due;
 pub use self::error::{CalendarError, CalendarFault, Excerpt};
 pub use self::field::Field;
 pub use self::mark::{Mark, MarkError};
-pub use self::plan::{Clock, Plan, Run, ScheduleState, plan};
+pub(crate) use self::plan::{BELIEVED_AFTER, clock, left_out, plan_around, window};
+pub use self::plan::{Clock, Found, Plan, Run, ScheduleState, plan};
 pub use self::policy::{CatchUp, Count, Missed, MissedReason, Policy};
 pub use self::warning::Warning;
 pub use self::zone::{Zone, ZoneError};
@@ -251,6 +254,29 @@ impl Calendar {
     /// Likely mistakes: texts that are understood, but perhaps not as they were meant.
     pub fn warnings(&self) -> Vec<Warning> {
         self.form.fields().map_or_else(|_| Vec::new(), |fields| warning::warnings(&fields, self.short_months))
+    }
+
+    /// The occurrences after a mark, in order.
+    pub(crate) fn after<'a>(&'a self, zone: &Zone, mark: Mark) -> impl Iterator<Item = Due> + use<'a> {
+        self.following(*zone, mark)
+    }
+
+    /// A mark of a schedule that was another calendar in another zone, as one of this: it stays what it is, unless the
+    /// kind is another; then it is carried over by its instant.
+    pub(crate) fn carry_over(&self, zone: &Zone, mark: Mark, old_zone: &Zone) -> Mark {
+        match (self.is_wall(), mark) {
+            (false, Mark::Wall(time)) => Mark::Interval(old_zone.reaches(mark::within_years(time)).and_utc()),
+            _ => self.rule.own(zone, mark),
+        }
+    }
+
+    /// Whether both have the same occurrences, however they are written.
+    pub(crate) fn means(&self, other: &Calendar) -> bool {
+        match (self.form.fields(), other.form.fields()) {
+            (Ok(this), Ok(that)) => this.meaning(self.short_months) == that.meaning(other.short_months),
+            (Err(this), Err(that)) => this == that,
+            _ => false,
+        }
     }
 
     fn following(&self, zone: Zone, mark: Mark) -> impl Iterator<Item = Due> {

@@ -449,11 +449,13 @@ pub enum Error {
         /// The most that is allowed.
         limit: usize,
     },
-    /// A schedule's name, calendar or zone is wrong.
-    #[error("schedule `{name}` cannot be registered")]
+    /// A schedule's name, calendar or zone is wrong, or what was asked of it cannot be.
+    #[error("schedule `{name}` {verdict}")]
     ScheduleInvalid {
         /// Name of the schedule.
         name: String,
+        /// What of it cannot be, such as `cannot be registered`.
+        verdict: String,
         /// What is wrong.
         source: Cause,
     },

@@ -230,6 +230,9 @@ impl RunnerBuilder {
     /// answered before: it should answer the same. Occurrence, jobs and the schedule's mark are then stored in one
     /// transaction. A job whose key exists with other content is noted on the occurrence
     /// ([`OccurrenceInfo`](crate::OccurrenceInfo)) and does not hold up the schedule.
+    ///
+    /// The mappings of all schedules of one runner run in one thread, one after another: one that takes long delays the
+    /// others, and one that hangs stops them. What takes long belongs into a job's handler.
     pub fn schedule<J, I>(self, schedule: Schedule, map: impl Fn(&Occurrence) -> I + Send + Sync + 'static) -> Self
     where
         J: Job,

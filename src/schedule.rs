@@ -1,7 +1,11 @@
 //! Schedules: named calendars whose occurrences become jobs, each once.
 
+mod behind;
+mod dealt;
+mod define;
 mod kept;
 mod look;
+mod making;
 mod planner;
 mod requests;
 mod row;
@@ -24,7 +28,20 @@ use crate::error::{Error, Result};
 /// Register it with [`RunnerBuilder::schedule`](crate::RunnerBuilder::schedule). It is stored under its name, with a mark
 /// up to which its occurrences have been dealt with, so that none is lost or doubled by downtime, sleep, daylight saving,
 /// travel or a corrected clock. The newest definition wins at once and keeps the mark; one whose calendar has changed
-/// does not fire for the past. A new schedule starts from its first registration.
+/// (in what it means, not in how it is written) does not fire for the past, and one record with the reason `changed` says
+/// what it left. A new schedule starts from its first registration; nothing before that fires.
+///
+/// **Another zone is no other calendar.** The mark of a wall job is a time on the wall clock and stays what it is, so that no
+/// date is done twice. After a change to a zone further west the schedule therefore rests until the new clock has come to
+/// where the old one was, for a few hours or most of a day; to one further east, what the clock jumps over is caught up.
+///
+/// **A schedule that its program no longer registers** is kept and listed as orphaned
+/// ([`ScheduleInfo::orphaned_at`]). Registered again, it goes on from its mark: what has come due since is caught up as
+/// after downtime. Who does not want that pauses it first, or removes it
+/// ([`Store::remove_schedule`](crate::Store::remove_schedule)).
+///
+/// **A clock that was set back** is not followed at once: what is on time runs, in case it never has, and nothing is caught
+/// up, until the clock reaches the mark again or has been behind it for 48 hours in sum. [`ScheduleInfo::waits`] says so.
 ///
 /// ```
 /// use birkez::{Schedule, calendar::CatchUp};
@@ -42,13 +59,19 @@ pub struct Schedule {
 }
 
 /// What happens to an occurrence that comes due while the last run is unfinished: one of its jobs is waiting, running or
-/// parked. What is caught up under [`CatchUp::Each`] waits for its turn in any case.
+/// parked.
+///
+/// That is not so of a backlog: what was found late under [`CatchUp::Each`], together with others, or was due already when
+/// the one before it was made. It runs one after another and is never skipped for overlap. Under
+/// [`Allow`](Overlap::Allow) only what is later than the grace by the time it runs waits so; the rest runs beside each
+/// other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Overlap {
     /// It does not run; it is recorded. The default.
     #[default]
     Skip,
-    /// One waits until the last run is finished: the newest. The others are recorded.
+    /// One waits until the last run is finished: the newest. The others are recorded. It keeps the lateness it had when it
+    /// was found.
     QueueOne,
     /// It runs beside it.
     Allow,
@@ -129,7 +152,8 @@ impl Schedule {
         Schedule::new(name, calendar.map_err(|error| invalid(name, error))?)
     }
 
-    /// The zone that its times are meant in: an IANA name, or `local` (the default).
+    /// The zone that its times are meant in: an IANA name, or `local` (the default), the machine's own, which is UTC where
+    /// the machine does not know its `TZ` ([`Zone::warning`]). What a change of zone means: see [`Schedule`].
     ///
     /// # Errors
     ///
@@ -146,7 +170,8 @@ impl Schedule {
         self
     }
 
-    /// How late an occurrence may be found without counting as missed. Defaults to 5 minutes.
+    /// How late an occurrence may be found without counting as missed. Defaults to 5 minutes. What was found in time and
+    /// then had to wait, for the last run or for a mapping that fails, does not become late by that.
     #[must_use]
     pub fn grace(mut self, time: Duration) -> Schedule {
         self.policy.grace = time;
@@ -200,7 +225,17 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 fn invalid(name: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::ScheduleInvalid { name: name.escape_debug().to_string(), source: Box::new(source) }
+    refused(name, "cannot be registered", source)
+}
+
+fn refused(name: &str, verdict: impl Into<String>, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let (name, verdict) = (name.escape_debug().to_string(), verdict.into());
+    Error::ScheduleInvalid { name, verdict, source: Box::new(source) }
+}
+
+fn no_occurrence(name: &str, id: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let id: String = id.chars().take(60).flat_map(char::escape_debug).collect();
+    refused(name, format!("has no occurrence `{id}`"), source)
 }
 
 fn reason(text: &str) -> std::io::Error {
@@ -242,12 +277,13 @@ impl Occurrence {
         self.zone
     }
 
-    /// How long after its instant it was found.
+    /// How long after its instant it was found. How long it has waited since, for the last run or for a mapping that failed,
+    /// does not count.
     pub fn lateness(&self) -> Duration {
         self.run.lateness
     }
 
-    /// How many missed occurrences this one stands for beside its own; 1,001 stands for any number above 1,000.
+    /// How many occurrences that did not run this one stands for beside its own; 1,001 stands for any number above 1,000.
     pub fn missed_count(&self) -> u32 {
         self.run.missed_count.get()
     }
@@ -257,7 +293,9 @@ impl Occurrence {
         self.run.missed_since.map(|due| due.nominal)
     }
 
-    /// Its id, unique with the schedule: `2026-03-29T02:30:00` for wall jobs, `2026-10-25T00:15:00Z` for interval jobs.
+    /// Its id, unique with the schedule: `2026-03-29T02:30:00` for wall jobs, `2026-10-25T00:15:00Z` for interval jobs. One
+    /// that [`Store::run_schedule`](crate::Store::run_schedule) asked for without naming an occurrence is `asked-17`, after
+    /// the number of the request.
     pub fn id(&self) -> &str {
         &self.id
     }

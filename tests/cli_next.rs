@@ -199,6 +199,7 @@ fn a_zone_or_a_time_that_cannot_be_understood_exits_2_with_one_line() {
     ] {
         let line = assert_refused(&["0 3 * * *", option, value]);
         assert!(line.starts_with("birkez next: ") && line.contains(shown), "{line}");
+        assert!(option == "--zone" || line.contains("such as 2026-03-29T02:30:00+01:00"), "{line}");
     }
     assert_refused(&["0 3 * * *", "--zone", &"x".repeat(100_000)]);
     assert_refused(&["0 3 * * *", "--after", &"2026-".repeat(20_000)]);
@@ -221,9 +222,22 @@ fn a_call_that_cannot_be_understood_exits_2_and_sends_no_control_character_to_th
         let told = next(call);
         assert_eq!((told.code, told.out.as_str()), (Some(2), ""), "{call:?}: {told:?}");
         assert!(told.err.starts_with("error: "), "{call:?}: {told:?}");
-        assert!(told.err.chars().all(|c| c == '\n' || !c.is_control()), "{call:?}: {told:?}");
+        assert_one_line(&told);
     }
     assert!(next(calls[3]).err.contains(r"'x\n\u{1b}[31m'"));
+    // A text that is taken for an option, and where it goes.
+    for call in [calls[0], calls[1], calls[8], &["--json"]] {
+        assert!(next(call).err.contains("goes after --"), "{call:?}: {:?}", next(call));
+    }
+    let bare: Told = Command::new(env!("CARGO_BIN_EXE_birkez")).output().unwrap().into();
+    assert_eq!(bare.code, Some(2));
+    assert_one_line(&bare);
+}
+
+#[track_caller]
+fn assert_one_line(told: &Told) {
+    let line = told.err.strip_suffix('\n').unwrap_or_else(|| panic!("{told:?}"));
+    assert!(!line.is_empty() && line.chars().all(|c| !c.is_control()), "{told:?}");
 }
 
 #[cfg(unix)]
@@ -234,6 +248,7 @@ fn an_argument_that_is_no_utf_8_exits_2() {
         let told = next(&[OsStr::from_bytes(argument)]);
         assert_eq!((told.code, told.out.as_str()), (Some(2), ""), "{told:?}");
         assert!(told.err.contains("UTF-8"), "{told:?}");
+        assert_one_line(&told);
     }
 }
 
@@ -284,7 +299,10 @@ fn as_many_are_shown_as_were_asked_for_and_exist() {
     assert_eq!([count("0"), count("1"), count("100")], [0, 1, 100]);
     let yearly = printed(&["@yearly", "--after", "2024-06-01T00:00:00Z", "--count", "18446744073709551615"]);
     assert_eq!(yearly.lines().count(), 76, "2025 to 2100");
-    assert_eq!(printed(&["@daily", "--after", "9999-12-31T23:59:59Z"]), "");
+    let told = next(&["@daily", "--after", "2100-12-31T23:59:59Z", "--zone", "UTC"]);
+    assert_eq!((told.code, told.out.as_str()), (Some(0), ""), "{told:?}");
+    assert!(told.err.contains("no occurrence is left") && told.err.lines().count() == 1, "{told:?}");
+    assert_eq!(printed(&["@daily", "--after", "9999-12-31T23:59:59Z", "--count", "0"]), "");
     assert_eq!(printed(&["@daily", "--after", "0000-01-01T00:00:00Z", "--count", "1"]), "1970-01-01T00:00:00+00:00\n");
 }
 
@@ -316,6 +334,22 @@ fn likely_mistakes_are_warned_of_on_stderr_and_exit_0() {
     }
     assert_eq!(next(&["0 0 31 * *", "--short-months", "last-day"]).err, "");
     assert_eq!(next(&["0 3 * * *"]).err, "");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_machine_whose_zone_is_unknown_is_warned_of() {
+    let told = |tz: &str| Told::from(command(&["@daily"]).env("TZ", tz).output().unwrap());
+    for tz in ["No/Such", ":No/Such", "Nowhere"] {
+        let told = told(tz);
+        assert_eq!((told.code, told.out.lines().count()), (Some(0), 5), "{told:?}");
+        assert!(told.err.contains("which is no zone on this machine"), "{told:?}");
+        assert_one_line(&told);
+    }
+    for tz in ["", "UTC", "Europe/Istanbul", ":Turkey", "EST5EDT,M3.2.0,M11.1.0", "<+03>-3", "/etc/localtime"] {
+        let known = tz.starts_with('/') && !std::path::Path::new(tz).exists();
+        assert!(known || told(tz).err.is_empty(), "{tz}: {:?}", told(tz));
+    }
 }
 
 #[test]

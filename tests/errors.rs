@@ -78,7 +78,7 @@ fn of_others() -> Vec<Error> {
         Error::EngineTooOld { version: "3.40.1".into() },
         Error::DuplicateKind { kind: kind() },
         Error::TooManyKinds { given: 401, limit: 400 },
-        Error::ScheduleInvalid { name: "nightly".into(), source: cause() },
+        Error::ScheduleInvalid { name: "nightly".into(), verdict: "cannot be registered".into(), source: cause() },
         Error::WebhookInvalid { setting: "address", source: cause() },
         Error::Stopped { act },
         Error::Io { act, path: path(), source: std::io::Error::other("no such folder") },

@@ -135,10 +135,13 @@ fn behind_the_mark_an_occurrence_is_skipped_for_overlap_once() {
 #[test]
 fn two_that_are_on_time_both_run_though_the_clock_is_believed_at_that_moment() {
     let desk = Desk::at("2026-05-01T00:30:00Z");
-    let drain = desk.drain(schedule("0,1 * * * *").overlap(Overlap::Allow));
-    drain.drain().unwrap();
+    let newest = desk.drain(schedule("0,1 * * * *").overlap(Overlap::Allow));
+    newest.drain().unwrap();
     desk.set("2026-06-01T00:30:00Z");
-    drain.drain().unwrap();
+    newest.drain().unwrap();
+    drop(newest);
+    // Of those that are found together on time the default runs the newest only.
+    let drain = desk.drain(schedule("0,1 * * * *").overlap(Overlap::Allow).catch_up(CatchUp::each()));
     desk.set("2026-05-01T00:31:30Z");
     drain.drain().unwrap();
     desk.hours(49);
@@ -185,6 +188,52 @@ fn a_failure_noted_by_a_clock_that_was_ahead_is_not_waited_for() {
     desk.set("2026-05-01T01:00:30Z");
     drain.drain().unwrap();
     assert_eq!(desk.made("s"), ["2026-05-01T01:00:00Z"]);
+}
+
+/// Issue 3: what a failing mapping had kept for hours would have run all at once.
+#[test]
+fn what_a_failing_mapping_has_kept_for_long_runs_one_after_another_even_where_overlap_is_allowed() {
+    let desk = Desk::at("2026-05-01T00:30:00Z");
+    let drain = desk.drain(schedule("0 * * * *").overlap(Overlap::Allow).catch_up(CatchUp::each()));
+    drain.drain().unwrap();
+    desk.fails.store(true, Ordering::Release);
+    for hour in 1..5 {
+        desk.set(&format!("2026-05-01T0{hour}:00:01Z"));
+        drain.drain().unwrap();
+    }
+    desk.fails.store(false, Ordering::Release);
+    desk.hold.store(true, Ordering::Release);
+    desk.set("2026-05-01T05:30:00Z");
+    drain.drain().unwrap();
+    assert_eq!(desk.made("s"), ["2026-05-01T01:00:00Z"]);
+    desk.hold.store(false, Ordering::Release);
+    desk.store.resume("hold").unwrap();
+    drain.drain().unwrap();
+    assert_eq!((desk.made("s").len(), desk.records("s")), (5, vec![]));
+}
+
+/// Issue 3: what was skipped beside one that waits is recorded once, before it runs and after.
+#[test]
+fn what_is_missed_beside_a_run_that_waits_is_recorded_once() {
+    let desk = Desk::at("2026-05-01T00:30:00Z");
+    let drain = desk.drain(schedule("0 * * * *").overlap(Overlap::QueueOne).catch_up(CatchUp::Skip));
+    drain.drain().unwrap();
+    desk.hold.store(true, Ordering::Release);
+    for time in ["01:00:01", "02:00:01", "05:30:00", "05:31:00"] {
+        desk.set(&format!("2026-05-01T{time}Z"));
+        drain.drain().unwrap();
+    }
+    let skipped = ("2026-05-01T03:00:00Z".to_owned(), 3, "skipped".to_owned());
+    assert_eq!((desk.made("s").len(), desk.records("s")), (1, vec![skipped.clone()]));
+    desk.hold.store(false, Ordering::Release);
+    desk.store.resume("hold").unwrap();
+    for _ in 0..3 {
+        drain.drain().unwrap();
+    }
+    assert_eq!(desk.made("s"), ["2026-05-01T01:00:00Z", "2026-05-01T02:00:00Z"]);
+    desk.set("2026-05-01T06:00:01Z");
+    drain.drain().unwrap();
+    assert_eq!((desk.made("s").len(), desk.records("s")), (3, vec![skipped]));
 }
 
 #[test]

@@ -208,7 +208,9 @@ const NOON: &str = "2026-05-04T10:00:30Z";
 
 /// One that makes five occurrences, one that makes the newest and records four, one that only records.
 fn three_kinds(builder: RunnerBuilder) -> RunnerBuilder {
-    let on_time = |schedule: Schedule| schedule.grace(Duration::from_secs(86_400)).overlap(Overlap::Allow);
+    let on_time = |schedule: Schedule| {
+        schedule.catch_up(CatchUp::each()).grace(Duration::from_secs(86_400)).overlap(Overlap::Allow)
+    };
     builder
         .schedule(on_time(schedule("five", "0 * * * *")), two_ticks)
         .schedule(schedule("newest", "0 * * * *"), two_ticks)

@@ -1,7 +1,11 @@
 //! What becomes of occurrences that nobody was there for, of runs that last too long, and of what people ask of a schedule.
 //!
-//! Runs in one thread on a clock that is moved by hand; a second store on the same file stands for a second process.
+//! Runs in one thread on a clock that is moved by hand; a second store on the same file stands for a second process. One test
+//! has a real one, on the machine's clock.
 
+mod common;
+
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,6 +17,7 @@ use birkez::{
     Context, Job, KeptSchedule, Occurrence, Overlap, Runner, RunnerBuilder, Schedule, State, Store, Verdicts,
 };
 use chrono::{DateTime, Utc};
+use common::{Child, Log, given, tell, wait_within};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -403,4 +408,71 @@ fn ten_years_forward_are_one_run_and_a_record_and_cost_next_to_nothing() {
     assert_eq!(desk.made(), ["2036-05-01T00:30:00Z"]);
     let records = store.missed("often", 10).unwrap();
     assert_eq!((records.len(), records[0].count), (1, 1001));
+}
+
+#[test]
+fn child_role() {
+    match common::role().as_deref() {
+        Some("run") => run_until_told(given("FILE").as_ref()),
+        Some(other) => panic!("no role {other}"),
+        None => {}
+    }
+}
+
+/// In a child: a running runner that notes what it does.
+fn run_until_told(file: &Path) {
+    let (store, log) = (Store::open(file).unwrap(), Log::beside(file));
+    let noting = move |tick: Tick, _: &Context| {
+        log.note(tick.slot);
+        Ok(())
+    };
+    let yearly = Schedule::cron("yearly", "@yearly").unwrap();
+    // So seldom that what is asked first falls between the runner's first evaluation and its first look at the file.
+    let builder = Runner::builder(&store).look_every(Some(Duration::from_millis(300)));
+    let runner = builder.handle(noting).schedule(yearly, tick).start().unwrap();
+    tell("running");
+    common::await_go();
+    runner.stop(Duration::from_secs(5)).unwrap();
+}
+
+#[test]
+fn a_running_process_sees_within_a_second_what_another_changes_pauses_and_asks_for() {
+    let folder = TempStore::new().unwrap();
+    let (store, log) = (folder.open().unwrap(), Log::beside(folder.path()));
+    let mut child = Child::start("run", &[("FILE", folder.path())]);
+    child.expect("running");
+    // The quickest of three: the machine may be busy for longer than the process needs.
+    let quickest = |what: &str, act: &dyn Fn() -> Duration| {
+        let took = [(); 3].map(|()| act());
+        assert!(took.iter().min().unwrap() < &Duration::from_secs(1), "{what}: {took:?}");
+        // What goes unnoticed is found when the runner looks by itself, once a minute.
+        assert!(took.iter().max().unwrap() < &Duration::from_secs(15), "{what}: {took:?}");
+    };
+    let seen = |condition: &dyn Fn() -> bool| wait_within(common::PATIENCE, condition).unwrap();
+    quickest("asking for a run", &|| {
+        let before = log.count("asked-");
+        assert!(store.run_schedule("yearly", None).unwrap());
+        seen(&|| log.count("asked-") > before)
+    });
+    let set = |line: &str| {
+        let schedule = Schedule::cron("kept", line).unwrap().zone("UTC").unwrap();
+        let payload = serde_json::json!({"slot": "kept", "lateness_ms": 0, "missed": 0});
+        store.set_schedule(&KeptSchedule::new(schedule, "tick", &payload).unwrap()).unwrap();
+    };
+    quickest("changing a schedule", &|| {
+        set("@yearly");
+        let before = log.count("kept");
+        set("* * * * * *");
+        let took = seen(&|| log.count("kept") > before);
+        // It was due within a second by itself.
+        took.saturating_sub(Duration::from_secs(1))
+    });
+    let made = || store.occurrences("kept", 1_000).unwrap().len();
+    assert!(store.pause_schedule("kept", "the other process").unwrap());
+    let before = made();
+    assert_eq!(wait_within(Duration::from_millis(2_500), || made() > before), None, "it makes none while it is paused");
+    assert!(store.resume_schedule("kept").unwrap());
+    seen(&|| made() > before);
+    child.go();
+    drop(child.finish());
 }

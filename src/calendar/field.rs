@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::ShortMonths;
+
 /// A field of a cron line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Field {
@@ -150,6 +152,16 @@ impl Values {
     }
 }
 
+/// See [`Fields::meaning`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Meaning {
+    wall: bool,
+    sets: [Set; 6],
+    last: bool,
+    either: bool,
+    clamps: bool,
+}
+
 /// The six fields of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fields {
@@ -191,6 +203,22 @@ impl Fields {
     /// Whether the line names times of day (each happens once) rather than a rhythm (real time passes between runs).
     pub(super) fn is_wall(&self) -> bool {
         !(self.second.star || self.minute.star || self.hour.star)
+    }
+
+    /// What the line means: equal where two lines have the same occurrences.
+    pub(super) fn meaning(&self, short_months: ShortMonths) -> Meaning {
+        let (all_days, all_weekdays) = (self.day.covers(Field::Day), self.weekday.covers(Field::Weekday));
+        let every_day = if self.either_day() { all_days || all_weekdays } else { all_days && all_weekdays };
+        let all = (Values::any(Field::Day).set, Values::any(Field::Weekday).set);
+        let (day, weekday) = if every_day { all } else { (self.day.set, self.weekday.set) };
+        let clamps = short_months == ShortMonths::LastDay && !all_days && self.day.set.reaches_beyond(28);
+        Meaning {
+            wall: self.is_wall(),
+            sets: [self.second.set, self.minute.set, self.hour.set, day, self.month.set, weekday],
+            last: self.day.last && !all_days,
+            either: self.either_day() && !every_day,
+            clamps: clamps && !every_day,
+        }
     }
 
     /// Whether a day needs only one of the two day fields to match (Vixie cron's rule).

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
+use super::dealt::Dealt;
 use super::policy::{CatchUp, Count, Missed, MissedReason, Policy};
 use super::{Calendar, Due, Mark, Zone};
 
@@ -19,7 +20,7 @@ mod tests;
 const SMALL_STEP: TimeDelta = TimeDelta::hours(3);
 
 /// A clock that has been behind the mark for so long is believed.
-const BELIEVED_AFTER: Duration = Duration::from_secs(48 * 60 * 60);
+pub(crate) const BELIEVED_AFTER: Duration = Duration::from_secs(48 * 60 * 60);
 
 /// What is stored about how far a schedule has been evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,43 +33,59 @@ pub struct ScheduleState {
     /// The highest mark there was, where a clock set back has been believed since; everything up to it was dealt with
     /// once.
     pub high: Option<Mark>,
-    /// For how long, by a monotonic clock, evaluations have found [`Clock::Behind`] without a break; zero otherwise.
-    /// Need not be stored: a restart only makes a wrong clock believed later.
+    /// For how long in sum, by a monotonic clock, evaluations have found [`Clock::Behind`] and nothing else; zero
+    /// otherwise. Stored, or a machine that is switched off each night would never believe its clock.
     pub behind_for: Duration,
+    /// When what still waits was found; `None` if nothing does.
+    pub found: Option<Found>,
+}
+
+/// When occurrences were found that have yet to run. They keep the lateness that they had then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The look that found the oldest.
+    pub at: DateTime<Utc>,
+    /// The newest look that found one. Whatever was due by then has been judged: what is not recorded runs. What came
+    /// due after [`at`](Found::at) was found on time.
+    pub seen: DateTime<Utc>,
 }
 
 impl ScheduleState {
     /// A schedule that begins at a mark.
     pub fn new(created: Mark) -> ScheduleState {
-        ScheduleState { created, mark: created, high: None, behind_for: Duration::ZERO }
+        ScheduleState { created, mark: created, high: None, behind_for: Duration::ZERO, found: None }
     }
 
     /// The state after a plan was carried out.
     #[must_use]
     pub fn after(self, plan: &Plan) -> ScheduleState {
-        ScheduleState { mark: plan.mark, high: plan.high, ..self }
+        let found = plan.found.filter(|_| plan.more);
+        ScheduleState { mark: plan.mark, high: plan.high, found, ..self }
     }
 }
 
 /// What one evaluation decides.
 ///
-/// Runs, records and marks belong in one transaction, stored only if mark and high are still those that were read. An
-/// occurrence whose id is already stored with its schedule has run and is left out; that happens when the time has
-/// been here before.
+/// A run and its mark belong in one transaction, stored only if mark and high are still those that were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// What runs, oldest first.
     pub runs: Vec<Run>,
     /// What does not run, oldest first.
     pub missed: Vec<Missed>,
-    /// The mark to store. The same as before if nothing was due.
+    /// The mark to store once all that is due has been dealt with: the newest of it. The same as before if nothing was
+    /// due.
     pub mark: Mark,
+    /// The mark to store with the records alone: nothing that runs lies at or before it.
+    pub passed: Mark,
     /// The high mark to store.
     pub high: Option<Mark>,
     /// How the time that was read stands to the mark.
     pub clock: Clock,
     /// More was due than one batch: evaluate again once these have been dealt with.
     pub more: bool,
+    /// What to store for as long as any of the runs is left to do.
+    pub found: Option<Found>,
 }
 
 /// One occurrence to run.
@@ -102,37 +119,100 @@ pub enum Clock {
 /// Decides what one evaluation of a schedule does. `every` calendars must be [anchored](Calendar::anchored).
 ///
 /// * The clock is not behind the mark: what lies between them is due. What is older than `max_age` is recorded. Then,
-///   under `Latest`: if any was missed (later than the grace), the newest due occurrence runs for all; else each
-///   runs, except that of several at one instant (a skipped hour) the newest runs. Under `Each`: all run, oldest
-///   first, after a maximum has cut the oldest missed off. Under `Skip`: those missed are recorded, the others run.
+///   under `Latest`: the newest due occurrence runs for all, whether the others are missed (later than the grace) or
+///   were found with it on time. Under `Each`: all run, oldest first, after a maximum has cut the oldest missed off.
+///   Under `Skip`: those missed are recorded, the others run.
 /// * Behind by at most three hours: wall jobs wait. For interval jobs what is on time runs, in case it never has.
 /// * Behind by more: what is on time runs, in case it never has; the mark stays. After 48 hours of this the lower
 ///   clock is believed: the mark follows it, the old one is kept as `high`, and once the time reaches that again,
 ///   what was dealt with before is not caught up a second time.
 ///
-/// It costs a few steps of the calendar for each run, 1,000 for each record, and `max` for `Each`; the length of the
-/// absence costs nothing.
+/// What was found before and has yet to run ([`ScheduleState::found`]) is not judged again.
+///
+/// It costs a few steps of the calendar for each run, 1,000 for each record, and `max` for the evaluation of `Each` that
+/// finds something missed; the length of the absence costs nothing.
 pub fn plan(calendar: &Calendar, zone: &Zone, state: &ScheduleState, now: DateTime<Utc>, policy: &Policy) -> Plan {
+    plan_around(&Dealt::default(), calendar, zone, state, now, policy)
+}
+
+/// As [`plan`], where some occurrences after the mark have been dealt with: they are passed.
+pub(crate) fn plan_around(
+    dealt: &Dealt,
+    calendar: &Calendar,
+    zone: &Zone,
+    state: &ScheduleState,
+    now: DateTime<Utc>,
+    policy: &Policy,
+) -> Plan {
     let own = |mark| calendar.rule.own(zone, mark);
-    let view = View { calendar, zone, now, policy, reading: calendar.rule.reading(zone, now) };
+    let reading = calendar.rule.reading(zone, now);
+    // One that was found in the future was found by a clock that has been set back since.
+    let found = state.found.filter(|found| found.seen <= now);
+    let view = View { calendar, zone, now, policy, reading, found, dealt };
     let (created, mark, high) = (own(state.created), own(state.mark), state.high.map(own));
-    let regained = high.filter(|high| *high <= view.reading);
+    let regained = high.filter(|high| *high <= reading);
     let mark = regained.map_or(mark, |high| mark.later(high));
     let high = if regained.is_some() { None } else { high };
 
-    let behind = mark.ahead_of(view.reading);
-    if behind.is_zero() {
+    let clock = clock(calendar, zone, mark, now);
+    if clock == Clock::Steady {
         let taken = view.catch_up(created.later(mark));
-        let mark = taken.upto.unwrap_or(mark);
-        return Plan { runs: taken.runs, missed: taken.missed, mark, high, clock: Clock::Steady, more: taken.more };
+        let newest = view.falling(created.later(mark), reading).next().map(|due| due.mark());
+        let upto = if taken.more { taken.runs.last().map(|run| run.due.mark()) } else { newest };
+        let passed = taken.passed(mark);
+        let mark = upto.unwrap_or(mark);
+        let Taken { runs, missed, more, found } = taken;
+        return Plan { runs, missed, mark, passed, high, clock, more, found };
     }
-    let clock = if behind > SMALL_STEP { Clock::Behind } else { Clock::Waiting };
     let waits = clock == Clock::Waiting && calendar.is_wall();
-    let runs = if waits { Vec::new() } else { view.on_time_only(created) };
+    let Taken { runs, more, found, .. } = if waits { Taken::default() } else { view.on_time_only(created) };
     let believed = clock == Clock::Behind && state.behind_for >= BELIEVED_AFTER;
     let (mark, high) =
-        if believed { (view.reading, Some(high.map_or(mark, |high| high.later(mark)))) } else { (mark, high) };
-    Plan { runs, missed: Vec::new(), mark, high, clock, more: false }
+        if believed { (reading, Some(high.map_or(mark, |high| high.later(mark)))) } else { (mark, high) };
+    Plan { runs, missed: Vec::new(), mark, passed: mark, high, clock, more, found }
+}
+
+/// How the time stands to a mark.
+pub(crate) fn clock(calendar: &Calendar, zone: &Zone, mark: Mark, now: DateTime<Utc>) -> Clock {
+    let behind = calendar.rule.own(zone, mark).ahead_of(calendar.rule.reading(zone, now));
+    match behind {
+        none if none.is_zero() => Clock::Steady,
+        small if small <= SMALL_STEP => Clock::Waiting,
+        _ => Clock::Behind,
+    }
+}
+
+/// The marks between which an evaluation looks for what runs.
+pub(crate) fn window(
+    calendar: &Calendar,
+    zone: &Zone,
+    state: &ScheduleState,
+    now: DateTime<Utc>,
+    grace: Duration,
+) -> (Mark, Mark) {
+    let (mark, reading) = (calendar.rule.own(zone, state.mark), calendar.rule.reading(zone, now));
+    if mark <= reading {
+        return (mark, reading);
+    }
+    let looked = state.found.map_or(now, |found| found.at.min(now));
+    let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
+    let from = looked.checked_sub_signed(grace).unwrap_or(DateTime::UNIX_EPOCH);
+    (calendar.rule.reading(zone, from).second_before(), reading)
+}
+
+/// The record of all occurrences after one mark and up to another that have not been dealt with; `None` if there are none.
+pub(crate) fn left_out(
+    dealt: &Dealt,
+    calendar: &Calendar,
+    zone: &Zone,
+    (after, upto): (Mark, Mark),
+    reason: MissedReason,
+) -> Option<Missed> {
+    let open = |due: &Due| !dealt.has(due);
+    let falling = || calendar.falling(*zone, after, upto).filter(open);
+    let to = falling().next()?;
+    let from = calendar.rising(*zone, after, upto).find(open)?;
+    Some(Missed { from, to, count: Count::new(falling().take(Count::EXACT as usize + 1).count()), reason })
 }
 
 /// One schedule at one moment.
@@ -142,120 +222,176 @@ struct View<'a> {
     now: DateTime<Utc>,
     policy: &'a Policy,
     reading: Mark,
+    found: Option<Found>,
+    dealt: &'a Dealt,
 }
 
-/// What was done with the occurrences after a mark, as far as `upto`.
+/// What was done with the occurrences after a mark.
 #[derive(Default)]
 struct Taken {
     runs: Vec<Run>,
     missed: Vec<Missed>,
-    upto: Option<Mark>,
     more: bool,
+    found: Option<Found>,
 }
 
 impl Taken {
-    fn leave_out(&mut self, gap: Option<Missed>) {
-        self.upto = gap.map(|gap| gap.to.mark()).or(self.upto);
-        self.missed.extend(gap);
+    /// The newest of what is recorded before the first run.
+    fn passed(&self, mark: Mark) -> Mark {
+        let before = |gap: &&Missed| self.runs.first().is_none_or(|run| gap.to.mark() < run.due.mark());
+        self.missed.iter().filter(before).fold(mark, |passed, gap| passed.later(gap.to.mark()))
     }
+}
 
-    fn take(&mut self, run: Run) {
-        self.upto = Some(run.due.mark());
-        self.runs.push(run);
-    }
+/// Where what is due lies: what was judged at an earlier look, and what is new. Each after one mark and up to another.
+#[derive(Clone, Copy)]
+struct Reach {
+    judged: (Mark, Mark),
+    fresh: (Mark, Mark),
 }
 
 impl View<'_> {
     fn catch_up(&self, after: Mark) -> Taken {
         let mut taken = Taken::default();
+        let seen = self.found.map_or(after, |found| after.later(self.reading_at(found.seen)));
+        let mut reach = Reach { judged: (after, seen), fresh: (seen, self.reading) };
         if let Some(age) = self.policy.max_age {
-            taken.leave_out(self.gap(after, self.older_than(age), MissedReason::TooOld));
+            let gap = self.gap((seen, self.older_than(self.now, age)), MissedReason::TooOld);
+            reach.fresh.0 = gap.map_or(seen, |gap| gap.to.mark());
+            taken.missed.extend(gap);
         }
-        let after = taken.upto.unwrap_or(after);
-        let late = self.older_than(self.policy.grace);
+        let late = self.older_than(self.now, self.policy.grace);
         match self.policy.catch_up {
-            CatchUp::Latest => self.latest(&mut taken, after, late),
+            CatchUp::Latest => self.latest(&mut taken, reach),
             CatchUp::Each { max } => {
-                let over = max.and_then(|max| self.falling(after, late).nth(max as usize));
-                taken.leave_out(over.and_then(|newest| self.gap(after, newest.mark(), MissedReason::OverMax)));
-                self.one_by_one(&mut taken, after);
+                let found_late = self.open_falling((reach.fresh.0, late)).next().is_some();
+                let cut = max.filter(|_| found_late || self.found.is_none());
+                taken.missed.extend(cut.and_then(|max| self.cut(&mut reach, late, max)));
+                self.one_by_one(&mut taken, reach);
             }
             CatchUp::Skip => {
-                taken.leave_out(self.gap(after, late, MissedReason::Skipped));
-                self.one_by_one(&mut taken, after);
+                let gap = self.gap((reach.fresh.0, late), MissedReason::Skipped);
+                reach.fresh.0 = gap.map_or(reach.fresh.0, |gap| gap.to.mark());
+                taken.missed.extend(gap);
+                self.one_by_one(&mut taken, reach);
             }
         }
+        taken.found = self.finding(&reach);
         taken
     }
 
-    fn latest(&self, taken: &mut Taken, mut after: Mark, late: Mark) {
-        while taken.runs.len() < self.batch() {
-            let Some(oldest) = self.rising(after).next() else { return };
-            // If any is missed, one run stands for all that is due; else one stands for those of its instant.
-            let upto =
-                if oldest.mark() <= late { self.reading } else { self.calendar.rule.reading(self.zone, oldest.at) };
-            let newest = self.falling(after, upto).next().unwrap_or(oldest);
-            let others = self.gap(after, newest.mark().second_before(), MissedReason::Newer);
-            taken.leave_out(others);
-            taken.take(Run {
-                missed_count: others.map_or(Count::default(), |gap| gap.count),
-                missed_since: others.map(|gap| gap.from),
-                ..self.run(newest)
-            });
-            after = newest.mark();
+    /// One run stands for all that is due. One that was made before its time does as well.
+    fn latest(&self, taken: &mut Taken, reach: Reach) {
+        let newest = |(after, upto)| self.falling(after, upto).find(|due| !self.dealt.has_left_out(due));
+        let Some(newest) = newest(reach.fresh).or_else(|| newest(reach.judged)) else { return };
+        let others = self.gap_upto(&reach, newest.mark().second_before(), MissedReason::Newer);
+        taken.missed.extend(others);
+        if !self.dealt.has_made(&newest) {
+            let missed_count = others.map_or(Count::default(), |gap| gap.count);
+            taken.runs.push(Run { missed_count, missed_since: others.map(|gap| gap.from), ..self.run(newest) });
         }
-        taken.more = self.rising(after).next().is_some();
     }
 
-    fn one_by_one(&self, taken: &mut Taken, after: Mark) {
-        let mut due = self.rising(taken.upto.unwrap_or(after));
-        due.by_ref().take(self.batch()).for_each(|due| taken.take(self.run(due)));
+    /// Leaves out all but the newest `max` of those that are late.
+    fn cut(&self, reach: &mut Reach, late: Mark, max: u32) -> Option<Missed> {
+        let judged = (reach.judged.0, earlier(reach.judged.1, late));
+        let mut late = self.open_falling((reach.fresh.0, late)).chain(self.open_falling(judged));
+        let newest = late.nth(max as usize)?.mark();
+        let gap = self.gap_upto(reach, newest, MissedReason::OverMax);
+        reach.judged.0 = newest;
+        reach.fresh.0 = reach.fresh.0.later(newest);
+        gap
+    }
+
+    fn one_by_one(&self, taken: &mut Taken, reach: Reach) {
+        let mut due = self.open_rising(reach.judged).chain(self.open_rising(reach.fresh));
+        due.by_ref().take(self.batch()).for_each(|due| taken.runs.push(self.run(due)));
         taken.more = due.next().is_some();
     }
 
     /// What is due and on time, wherever the mark is.
-    fn on_time_only(&self, created: Mark) -> Vec<Run> {
+    fn on_time_only(&self, created: Mark) -> Taken {
         let oldest = self.policy.max_age.map_or(self.policy.grace, |age| age.min(self.policy.grace));
-        let due = self.falling(created.later(self.older_than(oldest)), self.reading);
-        let mut runs: Vec<Run> = due.take(self.batch()).map(|due| self.run(due)).collect();
+        let start = |at| created.later(self.older_than(at, oldest));
+        let judged = self.found.map(|found| (start(found.at), self.reading_at(found.seen)));
+        let fresh = judged.map_or(start(self.now), |(_, seen)| start(self.now).later(seen));
+        let reach = Reach { judged: judged.unwrap_or((fresh, fresh)), fresh: (fresh, self.reading) };
+        let mut taken = Taken::default();
         if self.policy.catch_up == CatchUp::Latest {
-            runs.dedup_by_key(|run| run.due.at);
+            self.latest(&mut taken, reach);
+            taken.missed.clear();
+        } else {
+            self.one_by_one(&mut taken, reach);
         }
-        runs.reverse();
-        runs
+        taken.found = self.finding(&reach);
+        taken
+    }
+
+    /// What is to be stored about the moment of finding, while something waits.
+    fn finding(&self, reach: &Reach) -> Option<Found> {
+        let now = Found { at: self.now, seen: self.now };
+        let Some(found) = self.found else { return Some(now) };
+        let Some(oldest) = self.open_rising(reach.fresh).next() else { return Some(found) };
+        let late = self.run(oldest).late && matches!(self.policy.catch_up, CatchUp::Each { .. });
+        Some(if late { now } else { Found { seen: self.now, ..found } })
     }
 
     fn run(&self, due: Due) -> Run {
-        let lateness = (self.now - due.at).to_std().unwrap_or_default();
+        let looked = match self.found {
+            Some(found) if due.at <= found.at => found.at,
+            Some(found) if due.at <= found.seen => due.at,
+            _ => self.now,
+        };
+        let lateness = (looked - due.at).to_std().unwrap_or_default();
         let late = lateness > self.policy.grace;
         Run { due, lateness, late, missed_count: Count::default(), missed_since: None }
     }
 
-    /// The record of all occurrences after one mark and up to another; `None` if there are none.
-    fn gap(&self, after: Mark, upto: Mark, reason: MissedReason) -> Option<Missed> {
-        let to = self.falling(after, upto).next()?;
-        let from = self.rising(after).next()?;
-        let counted = self.falling(after, upto).take(Count::EXACT as usize + 1).count();
-        Some(Missed { from, to, count: Count::new(counted), reason })
+    fn gap(&self, within: (Mark, Mark), reason: MissedReason) -> Option<Missed> {
+        left_out(self.dealt, self.calendar, self.zone, within, reason)
     }
 
-    /// The mark up to which occurrences are later than `age`.
-    fn older_than(&self, age: Duration) -> Mark {
+    /// One record over both parts, up to a mark.
+    fn gap_upto(&self, reach: &Reach, upto: Mark, reason: MissedReason) -> Option<Missed> {
+        let part = |(after, end): (Mark, Mark)| self.gap((after, earlier(end, upto)), reason);
+        match (part(reach.judged), part(reach.fresh)) {
+            (Some(judged), Some(fresh)) => {
+                let count = Count::new((judged.count.get() + fresh.count.get()) as usize);
+                Some(Missed { from: judged.from, count, ..fresh })
+            }
+            (judged, fresh) => judged.or(fresh),
+        }
+    }
+
+    /// The mark up to which occurrences are later than `age` at a moment.
+    fn older_than(&self, at: DateTime<Utc>, age: Duration) -> Mark {
         let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
-        let instant = self.now.checked_sub_signed(age).unwrap_or(DateTime::UNIX_EPOCH);
+        let instant = at.checked_sub_signed(age).unwrap_or(DateTime::UNIX_EPOCH);
         let before = instant.checked_sub_signed(TimeDelta::nanoseconds(1)).unwrap_or(instant);
-        self.calendar.rule.reading(self.zone, before)
+        self.reading_at(before)
+    }
+
+    fn reading_at(&self, at: DateTime<Utc>) -> Mark {
+        self.calendar.rule.reading(self.zone, at)
     }
 
     fn batch(&self) -> usize {
         self.policy.batch.max(1)
     }
 
-    fn rising(&self, after: Mark) -> impl Iterator<Item = Due> {
-        self.calendar.rising(*self.zone, after, self.reading)
-    }
-
     fn falling(&self, after: Mark, upto: Mark) -> impl Iterator<Item = Due> {
         self.calendar.falling(*self.zone, after, upto)
     }
+
+    fn open_rising(&self, (after, upto): (Mark, Mark)) -> impl Iterator<Item = Due> {
+        self.calendar.rising(*self.zone, after, upto).filter(|due| !self.dealt.has(due))
+    }
+
+    fn open_falling(&self, (after, upto): (Mark, Mark)) -> impl Iterator<Item = Due> {
+        self.falling(after, upto).filter(|due| !self.dealt.has(due))
+    }
+}
+
+fn earlier(one: Mark, other: Mark) -> Mark {
+    if other < one { other } else { one }
 }

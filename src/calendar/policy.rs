@@ -8,7 +8,8 @@ use super::Due;
 /// What happens to occurrences that came while nobody was there to run them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CatchUp {
-    /// One run, for the newest; it is told how many others there were. The default.
+    /// One run, for the newest; it is told how many others there were. So it is for those that are found together on time.
+    /// The default.
     #[default]
     Latest,
     /// A run for each, oldest first. For instalments.
@@ -37,7 +38,7 @@ impl CatchUp {
 pub struct Policy {
     /// What becomes of missed occurrences. Defaults to [`CatchUp::Latest`].
     pub catch_up: CatchUp,
-    /// How late an occurrence may be found without counting as missed. Defaults to 5 minutes: with seconds, a busy or
+    /// How late an occurrence may be found, at the first look that finds it, without counting as missed. Defaults to 5 minutes: with seconds, a busy or
     /// waking machine loses runs.
     pub grace: Duration,
     /// Occurrences found later than this never run, whatever `catch_up` says; they are recorded. Defaults to no
@@ -78,6 +79,10 @@ pub enum MissedReason {
     OverMax,
     /// It was older than the schedule's longest age ([`Policy::max_age`]).
     TooOld,
+    /// It came due while the schedule was paused.
+    Paused,
+    /// The schedule was given another calendar before it ran.
+    Changed,
 }
 
 impl MissedReason {
@@ -94,6 +99,8 @@ impl fmt::Display for MissedReason {
             MissedReason::Skipped => "missed ones are skipped",
             MissedReason::OverMax => "over the maximum",
             MissedReason::TooOld => "older than the longest age",
+            MissedReason::Paused => "it was paused",
+            MissedReason::Changed => "the calendar was changed",
         })
     }
 }

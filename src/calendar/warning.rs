@@ -11,7 +11,7 @@ use super::field::{Field, Fields};
 pub enum Warning {
     /// A day from 29 to 31 that some of the chosen months do not have.
     ShortMonths {
-        /// The first such day.
+        /// The day. Each has a warning of its own.
         day: u8,
         /// The months without it, 1 to 12.
         months: Vec<u8>,
@@ -39,29 +39,29 @@ pub enum Warning {
 
 pub(super) fn warnings(fields: &Fields, short_months: ShortMonths) -> Vec<Warning> {
     let found = [
-        missing_days(fields, short_months),
         both_days(fields),
         fields.second.covers(Field::Second).then_some(Warning::EverySecond),
         extra_star(fields),
         (fields.is_wall() && fields.hour.covers(Field::Hour)).then_some(Warning::EveryHour),
     ];
-    found.into_iter().flatten().collect()
+    missing_days(fields, short_months).chain(found.into_iter().flatten()).collect()
 }
 
 /// Days are not reported that a run of days leads up to from the 28th or before (`28-31`): the month's end is then
 /// seen to.
-fn missing_days(fields: &Fields, short_months: ShortMonths) -> Option<Warning> {
-    if short_months == ShortMonths::LastDay || fields.day.last || fields.day.star {
-        return None;
-    }
-    let day = (29..=31).find(|&day| fields.day.set.has(day) && !(28..day).all(|before| fields.day.set.has(before)))?;
+fn missing_days(fields: &Fields, short_months: ShortMonths) -> impl Iterator<Item = Warning> {
+    let (days, months) = (fields.day.set, fields.month.set);
+    let seen_to = short_months == ShortMonths::LastDay || fields.day.last || fields.day.star;
+    let lonely = move |day: &u8| days.has(*day) && !(28..*day).all(|before| days.has(before));
     let length = |month| match month {
         2 => 28,
         4 | 6 | 9 | 11 => 30,
         _ => 31,
     };
-    let months: Vec<u8> = fields.month.set.iter().filter(|&month| length(month) < day).collect();
-    (!months.is_empty()).then_some(Warning::ShortMonths { day, months })
+    (29..=31).filter(move |day| !seen_to && lonely(day)).filter_map(move |day| {
+        let months: Vec<u8> = months.iter().filter(|&month| length(month) < day).collect();
+        (!months.is_empty()).then_some(Warning::ShortMonths { day, months })
+    })
 }
 
 fn both_days(fields: &Fields) -> Option<Warning> {
@@ -140,6 +140,11 @@ mod tests {
     fn likely_mistakes_are_pointed_out() {
         assert!(warnings("0 0 31 * *")[0].starts_with("day 31 is left out in Feb, Apr, Jun, Sep, Nov;"));
         assert!(warnings("0 0 15,29 * *")[0].starts_with("day 29 is left out in Feb (except in leap years);"));
+        let starts: Vec<_> =
+            warnings("0 0 29-31 * *").iter().map(|text| text.split(';').next().unwrap().to_owned()).collect();
+        let (feb, all) = ("Feb (except in leap years)", "Feb, Apr, Jun, Sep, Nov");
+        let left_out = |day, months| format!("day {day} is left out in {months}");
+        assert_eq!(starts, [left_out(29, feb), left_out(30, "Feb"), left_out(31, all)]);
         assert!(warnings("0 0 13 * FRI")[0].contains("either"));
         assert!(warnings("0 0 1-31 * MON")[0].contains("weekday field changes nothing"));
         assert_eq!(warnings("* * * * * *"), ["it fires every second"]);

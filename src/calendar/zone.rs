@@ -5,6 +5,7 @@
 //! 0.4.45), and a library's "ambiguous" and "none" are not the questions that a calendar asks.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use chrono::{DateTime, FixedOffset, Local, NaiveDateTime, Offset, TimeDelta, TimeZone, Utc};
@@ -50,6 +51,20 @@ impl Zone {
         let same = |zone: &&Tz| zone.name().eq_ignore_ascii_case(name);
         let found = Tz::from_str(name).ok().or_else(|| TZ_VARIANTS.iter().find(same).copied());
         found.map(Zone::Named).ok_or_else(|| ZoneError(Excerpt::new(name)))
+    }
+
+    /// What is doubtful about it: `TZ` names a zone that this machine does not have, so that its times are UTC.
+    pub fn warning(&self) -> Option<String> {
+        let tz = std::env::var("TZ").ok().filter(|_| *self == Zone::Local && cfg!(unix))?;
+        let name = tz.strip_prefix(':').unwrap_or(&tz);
+        let folders = ["/usr/share/zoneinfo", "/usr/lib/zoneinfo", "/usr/share/lib/zoneinfo", "/etc/zoneinfo"];
+        // Joined to a folder, a whole path stays what it is.
+        let is_file = || folders.iter().any(|folder| Path::new(folder).join(name).is_file());
+        // Such as `EST5EDT,M3.2.0,M11.1.0`.
+        let has_rules = !name.contains('/') && name.contains(|c: char| c.is_ascii_digit());
+        let known = name.is_empty() || name == "localtime" || has_rules || Tz::from_str(name).is_ok() || is_file();
+        (!known)
+            .then(|| format!("TZ names {}, which is no zone on this machine: local times are UTC", Excerpt::new(name)))
     }
 
     /// The wall clock's reading at an instant, with its offset.

@@ -51,7 +51,8 @@ impl Neighbours {
         }
         let schedules =
             within(PATIENCE, || self.connection.prepare_cached(sql::SCHEDULES_STATE)?.query_row([], |row| row.get(0)))?;
-        if self.schedules.replace(schedules).is_some_and(|before| before != schedules) {
+        // At the first look too: what has changed since the runner's start may have come after its first evaluation.
+        if self.schedules.replace(schedules) != Some(schedules) {
             crew.calendar_bell.ring();
         }
         if self.watch_at.is_none() && within(PATIENCE, || self.foreign_leases(crew))? {

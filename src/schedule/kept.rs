@@ -1,8 +1,12 @@
 //! Schedules that are kept in the file and have no function: a kind, a payload, and a template for keys.
 
+use std::time::Duration;
+
+use chrono::{DateTime, Offset};
 use serde_json::Value;
 
 use super::{Occurrence, Schedule, invalid, reason};
+use crate::calendar::{Count, Due, Run};
 use crate::enqueue::{NewJob, Terms};
 use crate::error::Result;
 use crate::job::{check_kind, check_name};
@@ -67,6 +71,18 @@ impl KeptSchedule {
         }
         self.template = template.to_owned();
         Ok(self)
+    }
+
+    /// Makes a job as its occurrences will, for what can never work.
+    pub(super) fn check(&self, terms: &Terms) -> Result<()> {
+        let Schedule { name, calendar, zone, .. } = &self.schedule;
+        let at = DateTime::UNIX_EPOCH;
+        let due = Due::now(at.naive_utc(), at, at.fixed_offset().offset().fix());
+        let run =
+            Run { due, lateness: Duration::ZERO, late: false, missed_count: Count::default(), missed_since: None };
+        let id = if calendar.is_wall() { "2000-01-01T00:00:00" } else { "2000-01-01T00:00:00Z" }.to_owned();
+        let occurrence = Occurrence { schedule: name.clone(), zone: *zone, run, id };
+        job(&occurrence, &self.kind, 1, &self.payload, Some(&self.template), terms).map(drop)
     }
 }
 

@@ -1,10 +1,14 @@
 //! Looking at schedules and at what they have made.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use rusqlite::{OptionalExtension, Row};
 use serde::Serialize;
 
+use super::Schedule;
 use super::row::ScheduleRow;
+use crate::calendar::{BELIEVED_AFTER, Clock, clock};
 use crate::error::Result;
 use crate::job::instant;
 use crate::sql;
@@ -36,13 +40,21 @@ pub struct ScheduleInfo {
     pub paused_by: Option<String>,
     /// When its program was seen to start without registering it.
     pub orphaned_at: Option<DateTime<Utc>>,
-    /// The newest occurrence that ran.
+    /// The newest occurrence that ran when it was due. Neither one that was marked as done nor one that was asked for.
     pub last_run: Option<String>,
-    /// The newest occurrence with a job that is done, and when that was.
+    /// The occurrence that was due last of those with a job that is done, and when it was done.
     pub last_success: Option<(String, DateTime<Utc>)>,
-    /// When it is due next, as far as its definition can be read and it is neither paused nor orphaned.
+    /// When it is due next, as far as its definition can be read and it is neither paused nor orphaned. Occurrences that
+    /// were made before their time are passed over.
     pub next: Option<DateTime<Utc>>,
-    /// Whether a person should look: it cannot make its jobs, or has dropped occurrences that it was asked to run.
+    /// Why nothing is caught up though nothing has failed: the clock is far behind the mark.
+    pub waits: Option<String>,
+    /// For how long that has been so, in sum, while a runner looked (written every 10 minutes). After 48 hours the clock
+    /// is believed.
+    pub clock_behind_for: Option<Duration>,
+    /// Whether a person should look: it cannot make its jobs, a request cannot be carried out, it has dropped occurrences
+    /// that it was asked to run, has met keys with other content, or nobody registers it any more. False again after
+    /// [`Store::acknowledge_schedule`], until something new comes.
     pub needs_attention: bool,
 }
 
@@ -50,6 +62,8 @@ pub struct ScheduleInfo {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct RequestInfo {
+    /// Its number, for [`Store::withdraw_request`].
+    pub id: i64,
     /// `run` or `backfill`.
     pub verb: String,
     /// The occurrence to run, or the first date.
@@ -60,8 +74,14 @@ pub struct RequestInfo {
     pub asked_at: DateTime<Utc>,
     /// When it was carried out; `None` while it waits for a process that can.
     pub done_at: Option<DateTime<Utc>>,
-    /// What came of it.
+    /// What came of it: `ran`, or that the occurrence or its jobs stood in the file already; `made N` of a back-fill.
     pub answer: Option<String>,
+    /// How often its mapping has failed.
+    pub failures: u32,
+    /// Why, at the last time.
+    pub error: Option<String>,
+    /// When it is tried again. The schedule goes on meanwhile.
+    pub try_at: Option<DateTime<Utc>>,
 }
 
 /// Occurrences in a row that did not run.
@@ -74,11 +94,12 @@ pub struct MissedInfo {
     pub last: String,
     /// How many; 1,001 stands for any number above 1,000.
     pub count: u32,
-    /// Why: `newer` (a newer one ran in their place), `skipped`, `over_max`, `too_old`, `overlap`, `paused`.
+    /// Why: `newer` (a newer one ran in their place), `skipped`, `over_max`, `too_old`, `overlap`, `paused`
+    /// (it came due within a pause), `changed` (the schedule was given another calendar).
     pub reason: String,
     /// When this was recorded.
     pub at: DateTime<Utc>,
-    /// Whether a person should look.
+    /// Whether a person should look, and none has taken note.
     pub needs_attention: bool,
 }
 
@@ -86,7 +107,7 @@ pub struct MissedInfo {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct OccurrenceInfo {
-    /// Its id, unique with the schedule.
+    /// Its id, unique with the schedule; see [`Occurrence::id`](crate::Occurrence::id).
     pub id: String,
     /// When it was due.
     pub due_at: DateTime<Utc>,
@@ -139,12 +160,16 @@ impl Store {
     pub fn schedule_requests(&self, schedule: &str, limit: u32) -> Result<Vec<RequestInfo>> {
         let info = |row: &Row<'_>| {
             Ok(RequestInfo {
-                verb: row.get(0)?,
-                first: row.get(1)?,
-                last: row.get(2)?,
-                asked_at: instant(row.get(3)?),
-                done_at: row.get::<_, Option<i64>>(4)?.map(instant),
-                answer: row.get(5)?,
+                id: row.get(0)?,
+                verb: row.get(1)?,
+                first: row.get(2)?,
+                last: row.get(3)?,
+                asked_at: instant(row.get(4)?),
+                done_at: row.get::<_, Option<i64>>(5)?.map(instant),
+                answer: row.get(6)?,
+                failures: row.get(7)?,
+                error: row.get(8)?,
+                try_at: row.get::<_, Option<i64>>(9)?.map(instant),
             })
         };
         self.read("looking at requests", |tx| {
@@ -165,7 +190,7 @@ impl Store {
                 count: row.get(2)?,
                 reason: row.get(3)?,
                 at: instant(row.get(4)?),
-                needs_attention: row.get(5)?,
+                needs_attention: row.get::<_, i64>(5)? == 1,
             })
         };
         self.read("looking at missed occurrences", |tx| {
@@ -173,7 +198,7 @@ impl Store {
         })
     }
 
-    /// The newest occurrences that a schedule has made, newest first, at most `limit`.
+    /// The occurrences that a schedule has made, those that were due last first, at most `limit`.
     ///
     /// # Errors
     ///
@@ -199,14 +224,16 @@ impl Store {
 fn info(tx: &rusqlite::Transaction<'_>, row: ScheduleRow, now: DateTime<Utc>) -> rusqlite::Result<ScheduleInfo> {
     let success = |row: &Row<'_>| Ok((row.get(0)?, instant(row.get(1)?)));
     let last_success = tx.prepare_cached(sql::LAST_SUCCESS)?.query_row([row.id], success).optional()?;
-    let dropped: bool = tx.prepare_cached(sql::NEEDS_ATTENTION)?.query_row([row.id], |row| row.get(0))?;
-    let definition = row.definition();
-    let idle = row.paused_at.is_some() || row.orphaned_at.is_some();
-    let next = definition.as_ref().ok().filter(|_| !idle);
-    let next = next.and_then(|schedule| schedule.calendar.next(&schedule.zone, now)).map(|due| due.at);
-    let error = row.error.or(definition.err());
+    let noted: bool = tx.prepare_cached(sql::NEEDS_ATTENTION)?.query_row([row.id], |row| row.get(0))?;
+    let error = row.trouble();
+    let is_new = error.is_some() && error != row.acknowledged;
+    let orphaned = row.orphaned_at.is_some() && !row.orphan_acknowledged;
+    let behind = behind(&row, now);
     Ok(ScheduleInfo {
-        needs_attention: dropped || error.is_some() || row.orphaned_at.is_some(),
+        needs_attention: noted || is_new || orphaned,
+        next: next(tx, &row, now)?,
+        waits: behind.map(|behind| waits(&row.mark, behind)),
+        clock_behind_for: behind,
         name: row.name,
         calendar: row.calendar,
         zone: row.zone,
@@ -220,6 +247,48 @@ fn info(tx: &rusqlite::Transaction<'_>, row: ScheduleRow, now: DateTime<Utc>) ->
         orphaned_at: row.orphaned_at.map(instant),
         last_run: row.last_run,
         last_success,
-        next,
     })
+}
+
+/// The first occurrence from now on that runs.
+fn next(
+    tx: &rusqlite::Transaction<'_>,
+    row: &ScheduleRow,
+    now: DateTime<Utc>,
+) -> rusqlite::Result<Option<DateTime<Utc>>> {
+    let (Ok(Schedule { calendar, zone, .. }), Ok(state)) = (row.definition(), row.state(Duration::ZERO)) else {
+        return Ok(None);
+    };
+    if row.paused_at.is_some() || row.orphaned_at.is_some() {
+        return Ok(None);
+    }
+    let own = |mark| calendar.carry_over(&zone, mark, &zone);
+    let mut from = own(state.created).later(calendar.mark_at(&zone, now));
+    if clock(&calendar, &zone, state.mark, now) == Clock::Waiting && calendar.is_wall() {
+        from = from.later(own(state.mark));
+    }
+    let mut has = tx.prepare_cached(sql::HAS_OCCURRENCE)?;
+    for due in calendar.after(&zone, from) {
+        if !has.exists(rusqlite::params![row.id, due.occurrence()])? {
+            return Ok(Some(due.at));
+        }
+    }
+    Ok(None)
+}
+
+/// For how long the clock has been far behind the mark, if it is.
+fn behind(row: &ScheduleRow, now: DateTime<Utc>) -> Option<Duration> {
+    let Schedule { calendar, zone, .. } = row.definition().ok()?;
+    let mark = row.state(Duration::ZERO).ok()?.mark;
+    let is_behind = clock(&calendar, &zone, mark, now) == Clock::Behind;
+    is_behind.then(|| Duration::from_millis(u64::try_from(row.behind_ms).unwrap_or(0)))
+}
+
+fn waits(mark: &str, behind: Duration) -> String {
+    let (hours, minutes) = (behind.as_secs() / 3_600, behind.as_secs() / 60 % 60);
+    let believed = BELIEVED_AFTER.as_secs() / 3_600;
+    format!(
+        "the clock is behind the mark {mark}: what is on time runs, nothing is caught up. So far for {hours} h \
+         {minutes} min; after {believed} h it is believed"
+    )
 }

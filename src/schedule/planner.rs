@@ -1,41 +1,41 @@
-//! Finding what is due and making its jobs. What is decided is [`plan`]'s; what is written is one transaction an occurrence.
+//! Finding what is due and making its jobs. What is decided is [`plan()`](crate::calendar::plan())'s; what is written is
+//! one transaction an occurrence.
 
-use std::collections::hash_map::{self, HashMap};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use rusqlite::params;
 
+use super::behind::Behind;
+use super::dealt::dealt;
+use super::define::register;
 use super::kept;
+use super::requests::Asked;
 use super::row::ScheduleRow;
-use super::write::{Gap, Making, Move, make, pass_over, register, texts};
+use super::write::{Gap, Move, Place, stored};
 use super::{Occurrence, Overlap, Schedule, invalid, reason};
-use crate::calendar::{CatchUp, Clock, Count, Plan, Run, plan};
+use crate::calendar::{CatchUp, Clock, MissedReason, Plan, Policy, Run, plan_around};
 use crate::enqueue::{NewJob, Terms};
 use crate::error::Result;
-use crate::failure::{panic_text, safe_text, text_of};
 use crate::job::{Job, instant};
 use crate::pen::{Act, Mode};
 use crate::platform::program_name;
-use crate::retry::RetryPolicy;
 use crate::sql;
 use crate::store::Store;
 
 const REGISTER: Act = Act { name: "registering schedules", instead: "the same before the transaction" };
-const MAKE: Act = Act { name: "making an occurrence", instead: "nothing" };
 const ATOMIC: Mode = Mode { atomic: true, synced: false, follows: false };
 /// The wall clock is looked at this often at least: it may be set, and the zone may change.
 const LONGEST: Duration = Duration::from_secs(60);
 /// How often a run that waits for the last one looks whether that is finished, if nothing tells it.
 const UNFINISHED: Duration = Duration::from_secs(1);
-
 /// No failed mapping waits longer. A later time was noted by a clock that has been set back since.
 const LONGEST_BACKOFF: TimeDelta = TimeDelta::minutes(75);
 
-type Map = dyn Fn(&Occurrence, &Terms) -> anyhow::Result<Vec<NewJob>> + Send + Sync;
+pub(super) type Map = dyn Fn(&Occurrence, &Terms) -> anyhow::Result<Vec<NewJob>> + Send + Sync;
 
 /// A schedule with its mapping function.
 #[derive(Clone)]
@@ -65,8 +65,7 @@ pub(crate) struct Planner {
     entries: Vec<Entry>,
     /// Handled kinds with the shape of their payloads.
     kinds: HashMap<String, u32>,
-    /// Since when the clock has been far behind a schedule's mark, on the monotonic clock.
-    behind: Mutex<HashMap<i64, Duration>>,
+    behind: Behind,
     /// A run waits for the last one to finish.
     waits: Arc<AtomicBool>,
 }
@@ -75,11 +74,11 @@ pub(crate) struct Planner {
 pub(super) struct Mine {
     pub(super) row: ScheduleRow,
     pub(super) schedule: Schedule,
-    map: Arc<Map>,
+    pub(super) map: Arc<Map>,
 }
 
 /// What to do next with a schedule.
-enum Step {
+pub(super) enum Step {
     /// Something was written: look again.
     Again,
     /// Nothing until then; `None`: nothing until something changes.
@@ -99,7 +98,10 @@ impl Planner {
                 return Err(invalid(name, reason("two schedules have this name")));
             }
         }
-        let planner = Planner { store, entries, kinds, behind: Mutex::default(), waits: Arc::default() };
+        if let Some(text) = entries.iter().find_map(|entry| entry.schedule.zone.warning()) {
+            tracing::warn!(text, "schedules in the machine's own zone");
+        }
+        let planner = Planner { store, entries, kinds, behind: Behind::default(), waits: Arc::default() };
         let schedules: Vec<_> = planner.entries.iter().map(|entry| entry.schedule.clone()).collect();
         let owner = planner.store.inner.owner()?.id;
         if !schedules.is_empty() || planner.leaves_orphans(owner)? {
@@ -149,13 +151,11 @@ impl Planner {
     fn evaluate_one(&self, mut row: ScheduleRow) -> Result<Option<DateTime<Utc>>> {
         loop {
             let name = row.name.clone();
-            let now = self.now();
-            if let Some(later) = row.try_at.map(instant).filter(|&at| at > now && at - now <= LONGEST_BACKOFF) {
-                return Ok(Some(later));
-            }
             let Some(mine) = self.mine(row)? else { return Ok(None) };
-            if let Step::Until(at) = self.step(&mine)? {
-                return Ok(at);
+            if let Asked::Until(asked) = self.carry_out_asked(&mine)?
+                && let Step::Until(due) = self.step(&mine)?
+            {
+                return Ok([asked, due].into_iter().flatten().min());
             }
             let Some(fresh) = self.store.schedule_row(&name)? else { return Ok(None) };
             row = fresh;
@@ -168,7 +168,8 @@ impl Planner {
             let Some(&shape) = self.kinds.get(&kind) else { return Ok(None) };
             let schedule = match row.definition() {
                 Ok(schedule) => schedule,
-                Err(text) => return self.note_failure(&row, &text).map(|()| None),
+                Err(_) if self.later(row.try_at).is_some() => return Ok(None),
+                Err(text) => return self.note_failure(&row, row.found(), &text).map(|()| None),
             };
             let (payload, template) = (row.payload.clone().unwrap_or_default(), row.key_template.clone());
             let map = move |occurrence: &Occurrence, terms: &Terms| {
@@ -183,185 +184,167 @@ impl Planner {
         Ok(Some(Mine { row, schedule, map: Arc::clone(&entry.map) }))
     }
 
+    /// The time of a next try, if that has yet to come.
+    pub(super) fn later(&self, try_at: Option<i64>) -> Option<DateTime<Utc>> {
+        let now = self.now();
+        try_at.map(instant).filter(|&at| at > now && at - now <= LONGEST_BACKOFF)
+    }
+
     fn step(&self, mine: &Mine) -> Result<Step> {
-        if self.carry_out_asked(mine)? {
-            return Ok(Step::Again);
-        }
         if mine.row.paused_at.is_some() {
             return Ok(Step::Until(None));
         }
-        let now = self.now();
-        let state = match mine.row.state(self.behind_for(mine.row.id)) {
-            Ok(state) => state,
-            Err(text) => return self.broken(mine, &text),
-        };
-        let Schedule { calendar, zone, policy, .. } = &mine.schedule;
-        let plan = plan(calendar, zone, &state, now, policy);
-        self.note_clock(mine, plan.clock);
-        let from = (mine.row.mark.clone(), mine.row.high.clone());
-        let moves = |run: Option<&Run>| {
-            let to = match run {
-                Some(run) if plan.clock == Clock::Steady => texts(run.due.mark(), plan.high),
-                // A clock that is behind moves the marks after the last of its runs: what is below them is not looked for.
-                Some(_) => from.clone(),
-                None => texts(plan.mark, plan.high),
-            };
-            Move { from: from.clone(), to }
-        };
+        let Some(plan) = self.plan(mine)? else { return Ok(Step::Until(self.later(mine.row.try_at))) };
+        let next = || mine.schedule.calendar.next(&mine.schedule.zone, self.now()).map(|due| due.at);
         // Everything up to a high mark was dealt with before, and recorded then.
         let missed = if plan.high.is_some() { &[][..] } else { &plan.missed[..] };
-        let Some(run) = self.next_run(mine, &plan)? else {
-            let to = moves(None);
-            if to.from == to.to && missed.is_empty() {
-                return Ok(Step::Until(calendar.next(zone, now).map(|due| due.at)));
+        let (newer, dropped): (Vec<_>, Vec<_>) = missed.iter().partition(|missed| missed.reason == MissedReason::Newer);
+        let gaps = |missed: Vec<_>| missed.into_iter().map(Gap::of).collect();
+        let Some(run) = plan.runs.first() else {
+            let to = Place::new(plan.mark, plan.high, None);
+            if to == mine.place() && missed.is_empty() {
+                return Ok(Step::Until(next()));
             }
-            let gaps: Vec<_> = missed.iter().map(Gap::of).collect();
-            return self.pass_over(mine, to, gaps);
+            return self.pass_over(mine, to, true, gaps(missed.iter().collect()));
         };
-        let earlier = |missed: &&crate::calendar::Missed| missed.to.mark() < run.due.mark();
-        let gaps: Vec<_> = missed.iter().filter(earlier).map(Gap::of).collect();
-        self.run(mine, &plan, run, moves(Some(&run)), gaps)
-    }
-
-    /// The first planned run that has not been made. Where the time has been here before, some have, or were skipped.
-    fn next_run(&self, mine: &Mine, plan: &Plan) -> Result<Option<Run>> {
-        let again = plan.clock != Clock::Steady || plan.high.is_some();
-        for run in &plan.runs {
-            let id = run.due.occurrence();
-            let seen = again && (self.exists(mine, &id)? || self.was_skipped(mine, &id)?);
-            if !seen {
-                return Ok(Some(*run));
-            }
+        let waits = |mark| Place::new(mark, plan.high, plan.found);
+        if !dropped.is_empty() {
+            return self.pass_over(mine, waits(plan.passed), false, gaps(dropped));
         }
-        Ok(None)
+        if let Some(later) = self.later(mine.row.try_at) {
+            // What comes due before the next try is found all the same, and keeps that it was on time.
+            let found = Place { found: stored(plan.found), ..mine.place() };
+            return match found == mine.place() {
+                true => Ok(Step::Until([Some(later), next()].into_iter().flatten().min())),
+                false => self.pass_over(mine, found, false, Vec::new()),
+            };
+        }
+        self.run(mine, &plan, *run, gaps(newer))
     }
 
-    pub(super) fn exists(&self, mine: &Mine, occurrence: &str) -> Result<bool> {
-        self.store.read("looking for an occurrence", |tx| {
-            tx.prepare_cached(sql::HAS_OCCURRENCE)?.exists(params![mine.row.id, occurrence])
-        })
-    }
-
-    /// Whether it did not run for overlap. The mark tells of that only where the clock is not behind it.
-    fn was_skipped(&self, mine: &Mine, occurrence: &str) -> Result<bool> {
-        self.store.read("looking for a skipped occurrence", |tx| {
-            tx.prepare_cached(sql::HAS_SKIPPED)?.exists(params![mine.row.id, occurrence])
-        })
+    /// What the time and the file ask for; `None` if the file cannot be understood, which is noted.
+    fn plan(&self, mine: &Mine) -> Result<Option<Plan>> {
+        let Schedule { calendar, zone, policy, overlap, .. } = &mine.schedule;
+        let (now, monotonic) = (self.now(), self.store.inner.clock.monotonic());
+        let state = match mine.row.state(self.behind.sum(&mine.row, monotonic)) {
+            Ok(state) => state,
+            Err(_) if self.later(mine.row.try_at).is_some() => return Ok(None),
+            Err(text) => {
+                self.note_failure(&mine.row, mine.row.found(), &text)?;
+                return Ok(None);
+            }
+        };
+        let dealt = dealt(&self.store, mine.row.id, &mine.schedule, &state, now)?;
+        // One is made at a time; whether it has company is asked too. Of those that queue the newest is wanted.
+        let batch = if *overlap == Overlap::QueueOne { policy.batch } else { 2 };
+        let plan = plan_around(&dealt, calendar, zone, &state, now, &Policy { batch, ..*policy });
+        self.behind.note(&self.store, &mine.row, plan.clock)?;
+        Ok(Some(plan))
     }
 
     /// Makes a run, or leaves it for the last one to finish.
-    fn run(&self, mine: &Mine, plan: &Plan, mut run: Run, to: Move, mut gaps: Vec<Gap>) -> Result<Step> {
-        let each = matches!(mine.schedule.policy.catch_up, CatchUp::Each { .. }) && run.late;
-        let mut to = to;
-        if (each || mine.schedule.overlap != Overlap::Allow) && self.is_unfinished(mine)? {
-            if each || mine.schedule.overlap == Overlap::QueueOne {
-                self.waits.store(true, Ordering::Release);
-                return Ok(Step::Until(None));
+    fn run(&self, mine: &Mine, plan: &Plan, mut run: Run, mut gaps: Vec<Gap>) -> Result<Step> {
+        let Schedule { policy, overlap, .. } = &mine.schedule;
+        let last = self.last_run(mine)?;
+        let each = matches!(policy.catch_up, CatchUp::Each { .. });
+        let after_others = backlog(plan, &run, each, last);
+        // What has been found together, or late, runs one after another; so it never meets the last one by chance.
+        let queues = policy.catch_up != CatchUp::Latest && after_others;
+        let steady = plan.clock == Clock::Steady;
+        // Found on time, but long ago: it has waited for a mapping that failed.
+        let stale = (self.now() - run.due.at).to_std().is_ok_and(|age| age > policy.grace);
+        if last.is_some_and(|last| last.unfinished) {
+            match overlap {
+                Overlap::Allow if !(each && (run.late || stale)) => {}
+                Overlap::Skip if !queues => {
+                    gaps.push(Gap::of_runs(&[run], "overlap"));
+                    let place = mine.after(plan, &run, plan.runs.len() == 1);
+                    return self.pass_over(mine, place, true, gaps);
+                }
+                _ => return self.wait(mine, plan),
             }
-            gaps.push(Gap::one(run.due.occurrence(), "overlap"));
-            return self.pass_over(mine, to, gaps);
         }
-        if !each && mine.schedule.overlap == Overlap::QueueOne && plan.clock == Clock::Steady {
-            // What came while the last one ran: the newest has waited, the others are recorded.
-            let first = run.due.mark();
-            for newer in plan.runs.iter().copied().skip_while(|other| other.due.mark() <= first) {
-                gaps.push(Gap::one(std::mem::replace(&mut run, newer).due.occurrence(), "overlap"));
-                to.to.0 = run.due.mark().to_string();
+        let queued = if *overlap == Overlap::QueueOne && steady && !queues { queued(plan, last) } else { 0 };
+        if queued > 1 {
+            // The newest has waited, the others are one record. There may be a newer one still.
+            let no_newest = plan.more && queued == plan.runs.len();
+            run = plan.runs[queued - 1];
+            gaps.push(Gap::of_runs(&plan.runs[..queued - usize::from(!no_newest)], "overlap"));
+            if no_newest {
+                return self.pass_over(mine, mine.after(plan, &run, false), true, gaps);
             }
         }
-        self.make(mine, run, run.due.occurrence(), "due", Some(to), gaps)
+        let is_last = !plan.more && plan.runs.last().is_some_and(|last| last.due == run.due);
+        let to = mine.after(plan, &run, is_last);
+        self.make_due(mine, plan, run, Move { from: mine.place(), to, settles: true }, gaps)
     }
 
-    fn is_unfinished(&self, mine: &Mine) -> Result<bool> {
-        let Some(last) = &mine.row.last_run else { return Ok(false) };
-        self.store.read("looking at the last run", |tx| {
-            tx.prepare_cached(sql::IS_UNFINISHED)?.query_row(params![mine.row.id, last], |row| row.get(0))
-        })
+    /// Leaves what is due for later, and notes when it was found.
+    fn wait(&self, mine: &Mine, plan: &Plan) -> Result<Step> {
+        self.waits.store(true, Ordering::Release);
+        let found = Place { found: stored(plan.found), ..mine.place() };
+        if found != mine.place() {
+            return self.pass_over(mine, found, false, Vec::new());
+        }
+        Ok(Step::Until(mine.schedule.calendar.next(&mine.schedule.zone, self.now()).map(|due| due.at)))
     }
 
-    fn pass_over(&self, mine: &Mine, to: Move, gaps: Vec<Gap>) -> Result<Step> {
-        let id = mine.row.id;
-        self.store.inner.pen.write(MAKE, ATOMIC, move |group| Ok(pass_over(group, id, &to, &gaps)?))?;
-        Ok(Step::Again)
-    }
-
-    /// Maps one occurrence and writes it. If the mapping fails, the mark stays.
-    fn make(
-        &self,
-        mine: &Mine,
-        run: Run,
-        id: String,
-        cause: &'static str,
-        mark: Option<Move>,
-        missed: Vec<Gap>,
-    ) -> Result<Step> {
-        let occurrence = Occurrence { schedule: mine.row.name.clone(), zone: mine.schedule.zone, run, id: id.clone() };
-        let terms = &self.store.inner.terms;
-        let jobs = match catch_unwind(AssertUnwindSafe(|| (mine.map)(&occurrence, terms))) {
-            Ok(Ok(jobs)) => jobs,
-            Ok(Err(error)) => return self.broken(mine, &text_of(&error)),
-            Err(panic) => {
-                return self.broken(mine, &format!("its mapping function panicked: {}", panic_text(&*panic)));
-            }
+    fn last_run(&self, mine: &Mine) -> Result<Option<LastRun>> {
+        let Some(last) = &mine.row.last_run else { return Ok(None) };
+        let read = |row: &rusqlite::Row<'_>| {
+            let (made_at, finished_at) = (row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(2)?);
+            let unfinished = row.get(1)?;
+            Ok(made_at.map(|at| LastRun { made_at: instant(at), unfinished, finished_at: finished_at.map(instant) }))
         };
-        let due_at = run.due.at.timestamp_millis();
-        let making = Making { schedule: mine.row.id, id, due_at, cause, jobs: Arc::new(jobs), missed, mark };
-        self.store.write_compared(MAKE, ATOMIC, move |group, compared| make(group, &making, compared))?;
-        Ok(Step::Again)
-    }
-
-    /// Makes an occurrence that a person asked for, whatever the mark.
-    pub(super) fn make_asked(
-        &self,
-        mine: &Mine,
-        due: crate::calendar::Due,
-        id: String,
-        cause: &'static str,
-    ) -> Result<std::result::Result<(), ()>> {
-        let lateness = (self.now() - due.at).to_std().unwrap_or_default();
-        let run = Run { due, lateness, late: false, missed_count: Count::default(), missed_since: None };
-        match self.make(mine, run, id, cause, None, Vec::new())? {
-            Step::Again => Ok(Ok(())),
-            Step::Until(_) => Ok(Err(())),
-        }
-    }
-
-    fn broken(&self, mine: &Mine, text: &str) -> Result<Step> {
-        self.note_failure(&mine.row, text)?;
-        Ok(Step::Until(Some(self.now() + TimeDelta::seconds(1))))
-    }
-
-    /// The mark stays; the schedule is tried again with backoff, and the others go on.
-    fn note_failure(&self, row: &ScheduleRow, text: &str) -> Result<()> {
-        if row.failures == 0 {
-            tracing::warn!(schedule = row.name, text, "a schedule cannot make its jobs; it is tried again");
-        }
-        let text = safe_text(text).into_owned();
-        let (id, mark, failures) = (row.id, row.mark.clone(), row.failures);
-        let random = self.store.inner.clock.random();
-        self.store.inner.pen.write(MAKE, Mode::default(), move |group| {
-            let delay = RetryPolicy::default().delay(failures.saturating_add(1), Duration::ZERO, random);
-            let try_at = group.now.saturating_add(delay);
-            group.statement(sql::SCHEDULE_FAILED)?.execute(params![id, mark, text, group.now, try_at])?;
-            Ok(())
+        self.store.read("looking at the last run", |tx| {
+            tx.prepare_cached(sql::LAST_RUN)?.query_row(params![mine.row.id, last], read)
         })
     }
+}
 
-    fn behind_for(&self, schedule: i64) -> Duration {
-        let now = self.store.inner.clock.monotonic();
-        let behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
-        behind.get(&schedule).map_or(Duration::ZERO, |&since| now.saturating_sub(since))
+impl Drop for Planner {
+    fn drop(&mut self) {
+        self.behind.rest(&self.store);
+    }
+}
+
+/// The run before.
+#[derive(Clone, Copy)]
+struct LastRun {
+    made_at: DateTime<Utc>,
+    unfinished: bool,
+    finished_at: Option<DateTime<Utc>>,
+}
+
+/// How many of the runs came due while the last one ran.
+fn queued(plan: &Plan, last: Option<LastRun>) -> usize {
+    let finished = last.and_then(|last| last.finished_at);
+    plan.runs.iter().take_while(|run| finished.is_some_and(|at| run.due.at <= at)).count()
+}
+
+/// Whether a run belongs to a backlog: it is late, or was found together with the next, or the one before was itself made
+/// when this was due already.
+fn backlog(plan: &Plan, run: &Run, each: bool, last: Option<LastRun>) -> bool {
+    let found = plan.found.map(|found| found.at);
+    let together = plan.runs.get(1).is_some_and(|second| found.is_some_and(|at| second.due.at <= at));
+    (each && run.late) || together || last.is_some_and(|last| last.made_at >= run.due.at)
+}
+
+impl Mine {
+    pub(super) fn place(&self) -> Place {
+        let (mark, high) = (self.row.mark.clone(), self.row.high.clone());
+        Place { mark, high, found: (self.row.found_at, self.row.seen_at) }
     }
 
-    fn note_clock(&self, mine: &Mine, clock: Clock) {
-        let now = self.store.inner.clock.monotonic();
-        let mut behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
-        if clock != Clock::Behind {
-            behind.remove(&mine.row.id);
-        } else if let hash_map::Entry::Vacant(first) = behind.entry(mine.row.id) {
-            first.insert(now);
-            let (schedule, mark) = (&mine.row.name, &mine.row.mark);
-            tracing::warn!(schedule, mark, "the clock went back; nothing is caught up until it reaches the mark again");
+    /// Where the schedule is once a run has been dealt with. A clock that is behind moves the marks after the last of its
+    /// runs: what is below them is not looked for.
+    fn after(&self, plan: &Plan, run: &Run, is_last: bool) -> Place {
+        let found = plan.found.filter(|_| !is_last);
+        match plan.clock {
+            // After the last of them, past what was dealt with beside it.
+            Clock::Steady if is_last => Place::new(plan.mark, plan.high, found),
+            Clock::Steady => Place::new(run.due.mark(), plan.high, found),
+            _ => Place { found: stored(found), ..self.place() },
         }
     }
 }

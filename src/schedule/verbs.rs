@@ -1,13 +1,18 @@
 //! What a person or an app does with schedules.
 
+use std::time::Duration;
+
 use chrono::NaiveDate;
 use rusqlite::{OptionalExtension, params};
 
+use super::dealt::between;
+use super::define::define;
 use super::kept::KeptSchedule;
-use super::row::{ScheduleRow, Words};
-use super::write::{Gap, insert, mark_now, record};
-use super::{invalid, reason};
-use crate::calendar::{Count, Mark};
+use super::requests::MOST;
+use super::row::ScheduleRow;
+use super::write::{Gap, record};
+use super::{Schedule, no_occurrence, reason, refused};
+use crate::calendar::{Mark, MissedReason, left_out};
 use crate::error::{Error, Result};
 use crate::job::instant;
 use crate::pen::{Act, Group, Mode, OpResult};
@@ -20,31 +25,21 @@ const ATOMIC: Mode = Mode { atomic: true, synced: false, follows: false };
 
 impl Store {
     /// Adds a schedule that is kept in the file, or changes the one of this name. The mark is kept; one whose calendar
-    /// has changed does not fire for the past.
+    /// has changed does not fire for the past: one record with the reason `changed` says what it left. Another spelling of
+    /// the same calendar is no change.
     ///
     /// # Errors
     ///
-    /// Those of writing the file.
+    /// What could never be enqueued is refused: a payload over the store's limit
+    /// ([`Error::PayloadTooLarge`]), a key that would be too long ([`Error::KeyTooLong`]) or hold a NUL
+    /// ([`Error::KeyInvalid`]). Those of writing the file.
     pub fn set_schedule(&self, kept: &KeptSchedule) -> Result<()> {
+        kept.check(&self.inner.terms)?;
+        if let Some(text) = kept.schedule.zone.warning() {
+            tracing::warn!(schedule = kept.schedule.name, text, "a schedule in the machine's own zone");
+        }
         let kept = kept.clone();
-        self.inner.pen.write(SET, ATOMIC, move |group| {
-            insert(group, &kept.schedule)?;
-            let words = Words::of(&kept.schedule);
-            group.statement(sql::SET_SCHEDULE)?.execute(params![
-                kept.schedule.name,
-                words.calendar,
-                words.zone,
-                mark_now(&kept.schedule, group.now),
-                words.catch_up,
-                words.grace_ms,
-                words.max_age_ms,
-                words.overlap,
-                kept.kind,
-                kept.payload,
-                kept.template,
-            ])?;
-            Ok(())
-        })
+        self.inner.pen.write(SET, ATOMIC, move |group| define(group, &kept.schedule, Some(&kept)))
     }
 
     /// Removes a schedule. What it has made stays; a program that still registers it makes a new one, from then on.
@@ -70,29 +65,31 @@ impl Store {
         })
     }
 
-    /// Ends a pause. What came due meanwhile does not run; one record says so. False if there is none, or it is not paused.
+    /// Ends a pause. What came due within it does not run; one record says so. What had come due before and waits still
+    /// follows the schedule's policy. False if there is none, or it is not paused.
     ///
     /// # Errors
     ///
     /// [`Error::ScheduleInvalid`] if its stored definition cannot be read; those of writing the file.
     pub fn resume_schedule(&self, name: &str) -> Result<bool> {
         self.change(name, |group, row| {
-            if row.paused_at.is_none() {
-                return Ok(0);
+            let Some(paused_at) = row.paused_at else { return Ok(0) };
+            let broken = |text: String| refused(&row.name, "cannot be resumed", reason(&text));
+            let Schedule { calendar, zone, .. } = row.definition().map_err(broken)?;
+            let state = row.state(Duration::ZERO).map_err(broken)?;
+            let own = |mark| calendar.carry_over(&zone, mark, &zone);
+            let (mark, now) = (own(state.mark), calendar.mark_at(&zone, instant(group.now)));
+            let paused = mark.later(calendar.mark_at(&zone, instant(paused_at)));
+            let dealt = between(group.tx(), row.id, (mark, now), &[])?;
+            let left = |within| left_out(&dealt, &calendar, &zone, within, MissedReason::Paused);
+            if let Some(missed) = left((paused, now)) {
+                record(group, row.id, &[Gap::of(&missed)])?;
             }
-            let broken = |text: String| invalid(&row.name, reason(&text));
-            let schedule = row.definition().map_err(broken)?;
-            let state = row.state(std::time::Duration::ZERO).map_err(broken)?;
-            let now = instant(group.now);
-            let due = || schedule.calendar.due_newest_first(&schedule.zone, state.mark, now);
-            if let Some(last) = due().next() {
-                let count = Count::new(due().take(Count::EXACT as usize + 1).count()).get();
-                let first = schedule.calendar.due_oldest_first(&schedule.zone, state.mark, now).next().unwrap_or(last);
-                let (first, last) = (first.occurrence(), last.occurrence());
-                record(group, row.id, &[Gap { first, last, count, reason: "paused", attention: false }])?;
-            }
-            let mark = state.mark.later(schedule.calendar.mark_at(&schedule.zone, now));
-            Ok(group.statement(sql::RESUME_SCHEDULE)?.execute(params![row.name, mark.to_string()])?)
+            // Where something has waited since before, the record alone keeps the rest from running.
+            let waits = left((mark, paused)).is_some();
+            let mark = if waits { mark } else { mark.later(now) };
+            let high = state.high.map(own).filter(|high| *high > mark).map(|high| high.to_string());
+            Ok(group.statement(sql::RESUME_SCHEDULE)?.execute(params![row.name, mark.to_string(), high])?)
         })
     }
 
@@ -102,8 +99,11 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of writing the file.
+    /// [`Error::ScheduleInvalid`] if the text is no occurrence id; those of writing the file.
     pub fn run_schedule(&self, name: &str, occurrence: Option<&str>) -> Result<bool> {
+        if let Some(id) = occurrence {
+            id.parse::<Mark>().map_err(|error| no_occurrence(name, id, error))?;
+        }
         let occurrence = occurrence.map(str::to_owned);
         self.change(name, move |group, row| {
             Ok(group.statement(sql::ASK)?.execute(params![row.name, "run", occurrence, None::<&str>, group.now])?)
@@ -111,21 +111,43 @@ impl Store {
     }
 
     /// Asks for every occurrence of the local dates `first` to `last`, both included, that is due and was not made yet,
-    /// also those from before the schedule existed. They have the same ids as if they had run in time. Carried out as
-    /// [`run_schedule`](Store::run_schedule).
+    /// also those from before the schedule existed, oldest first. They have the same ids as if they had run in time. At
+    /// most 10,000 occurrences a request. Carried out as [`run_schedule`](Store::run_schedule).
     ///
     /// # Errors
     ///
-    /// Those of writing the file.
+    /// [`Error::ScheduleInvalid`] if the dates have more than 10,000 occurrences; those of writing the file.
     pub fn backfill_schedule(&self, name: &str, first: NaiveDate, last: NaiveDate) -> Result<bool> {
+        let now = instant(self.inner.clock.wall());
+        // What cannot be read is no concern of the request: it waits until it can.
+        if let Some(Ok(Schedule { calendar, zone, .. })) = self.schedule_row(name)?.map(|row| row.definition())
+            && calendar.on_dates(&zone, first, last).take_while(|due| due.at <= now).nth(MOST).is_some()
+        {
+            let text = format!("{first} to {last} have more than {MOST} occurrences; ask for fewer dates at a time");
+            return Err(refused(name, "cannot be back-filled", reason(&text)));
+        }
         self.change(name, move |group, row| {
             let (first, last) = (first.to_string(), last.to_string());
             Ok(group.statement(sql::ASK)?.execute(params![row.name, "backfill", first, last, group.now])?)
         })
     }
 
-    /// Notes an occurrence as done, so that it does not run. False if there is no such schedule, or the occurrence was
-    /// made before.
+    /// Takes a request back that has not been carried out ([`RequestInfo::id`](crate::RequestInfo::id)). What a back-fill
+    /// has made by then stays. False if there is none, or it is done.
+    ///
+    /// # Errors
+    ///
+    /// Those of writing the file.
+    pub fn withdraw_request(&self, id: i64) -> Result<bool> {
+        self.inner.pen.write(CHANGE, ATOMIC, move |group| {
+            let changed = group.statement(sql::ANSWER)?.execute(params![id, group.now, "withdrawn"])? > 0;
+            group.calendar |= changed;
+            Ok(changed)
+        })
+    }
+
+    /// Notes an occurrence as done, so that it does not run. One whose mapping fails no longer holds up the others then.
+    /// False if there is no such schedule, or the occurrence was made before.
     ///
     /// # Errors
     ///
@@ -133,14 +155,34 @@ impl Store {
     pub fn mark_occurrence_done(&self, name: &str, occurrence: &str) -> Result<bool> {
         let id = occurrence.to_owned();
         self.change(name, move |group, row| {
-            let schedule = row.definition().map_err(|text| invalid(&row.name, reason(&text)))?;
-            let mark = id.parse::<Mark>().ok();
-            let due = mark.and_then(|mark| schedule.calendar.find(&schedule.zone, mark));
-            let none = || invalid(&row.name, reason(&format!("it has no occurrence `{}`", id.escape_debug())));
+            let verdict = "cannot mark an occurrence as done";
+            let schedule = row.definition().map_err(|text| refused(&row.name, verdict, reason(&text)))?;
+            let mark = id.parse::<Mark>().map_err(|error| no_occurrence(&row.name, &id, error))?;
+            let due = schedule.calendar.find(&schedule.zone, mark);
+            let none = || no_occurrence(&row.name, &id, reason("its calendar names no such time"));
             let due = due.ok_or_else(none)?;
             let at = due.at.timestamp_millis();
+            group.statement(sql::TRY_AT_ONCE)?.execute([row.id])?;
+            group.statement(sql::RETRY_REQUESTS)?.execute([row.id])?;
             let made = params![row.id, due.occurrence(), at, group.now, 0, "marked_done"];
             Ok(group.statement(sql::MAKE_OCCURRENCE)?.execute(made)?)
+        })
+    }
+
+    /// Takes note of what needs a person ([`ScheduleInfo::needs_attention`](crate::ScheduleInfo::needs_attention)): it
+    /// needs nobody any more until something new comes. The records stay. False if there is no such schedule, or nothing
+    /// new.
+    ///
+    /// # Errors
+    ///
+    /// Those of writing the file.
+    pub fn acknowledge_schedule(&self, name: &str) -> Result<bool> {
+        self.change(name, |group, row| {
+            let mut noted = 0;
+            for sql in [sql::ACKNOWLEDGE_MISSED, sql::ACKNOWLEDGE_CONFLICTS, sql::ACKNOWLEDGE_REQUESTS] {
+                noted += group.statement(sql)?.execute([row.id])?;
+            }
+            Ok(noted + group.statement(sql::ACKNOWLEDGE_SCHEDULE)?.execute(params![row.id, row.trouble()])?)
         })
     }
 

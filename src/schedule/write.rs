@@ -4,12 +4,9 @@ use std::sync::Arc;
 
 use rusqlite::params;
 
-use super::Schedule;
-use super::row::Words;
-use crate::calendar::{Mark, Missed, MissedReason};
+use crate::calendar::{Count, Found, Mark, Missed, MissedReason, Run};
 use crate::enqueue::{Compared, NewJob, Stored, store};
 use crate::error::Error;
-use crate::job::instant;
 use crate::pen::{Group, OpError, OpResult};
 use crate::sql;
 use crate::store::Written;
@@ -30,8 +27,30 @@ pub(super) struct Making {
 /// From the marks that were read to new ones.
 #[derive(Clone, Debug)]
 pub(super) struct Move {
-    pub from: (String, Option<String>),
-    pub to: (String, Option<String>),
+    pub from: Place,
+    pub to: Place,
+    /// What failed has been dealt with.
+    pub settles: bool,
+}
+
+/// How far a schedule is, as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub mark: String,
+    pub high: Option<String>,
+    /// When what waits was found, and the newest look that found one.
+    pub found: (Option<i64>, Option<i64>),
+}
+
+impl Place {
+    pub(super) fn new(mark: Mark, high: Option<Mark>, found: Option<Found>) -> Place {
+        Place { mark: mark.to_string(), high: high.map(|high| high.to_string()), found: stored(found) }
+    }
+}
+
+/// As it is stored.
+pub(super) fn stored(found: Option<Found>) -> (Option<i64>, Option<i64>) {
+    found.map(|found| (found.at.timestamp_millis(), found.seen.timestamp_millis())).unzip()
 }
 
 /// Occurrences in a row that did not run.
@@ -51,6 +70,8 @@ impl Gap {
             MissedReason::Skipped => "skipped",
             MissedReason::OverMax => "over_max",
             MissedReason::TooOld => "too_old",
+            MissedReason::Paused => "paused",
+            MissedReason::Changed => "changed",
         };
         Gap {
             first: missed.from.occurrence(),
@@ -61,67 +82,49 @@ impl Gap {
         }
     }
 
-    /// One occurrence that did not run.
-    pub(super) fn one(id: String, reason: &'static str) -> Gap {
-        Gap { first: id.clone(), last: id, count: 1, reason, attention: false }
+    /// Planned runs in a row that do not run after all.
+    pub(super) fn of_runs(runs: &[Run], reason: &'static str) -> Gap {
+        let id = |run: Option<&Run>| run.map(|run| run.due.occurrence()).unwrap_or_default();
+        let count = Count::new(runs.len()).get();
+        Gap { first: id(runs.first()), last: id(runs.last()), count, reason, attention: false }
     }
 }
 
-/// Registers what a program's code describes, and notes what it no longer does.
-pub(super) fn register(group: &mut Group<'_>, schedules: &[Schedule], program: &str, owner: i64) -> OpResult<()> {
-    for schedule in schedules {
-        insert(group, schedule)?;
-        let words = Words::of(schedule);
-        group.statement(sql::SCHEDULE_REGISTERED)?.execute(params![schedule.name, program, owner])?;
-        group.statement(sql::SET_SCHEDULE)?.execute(params![
-            schedule.name,
-            words.calendar,
-            words.zone,
-            mark_now(schedule, group.now),
-            words.catch_up,
-            words.grace_ms,
-            words.max_age_ms,
-            words.overlap,
-            None::<&str>,
-            None::<&str>,
-            None::<&str>,
-        ])?;
-    }
-    // Registered by an earlier process of this program, and by none that is alive.
-    group.statement(sql::NOTE_ORPHANS)?.execute(params![program, owner, group.now])?;
-    Ok(())
+/// What came of an occurrence that was to be written.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Made {
+    /// Another process has moved the mark.
+    Moved,
+    /// It stood in the file already.
+    Stood,
+    New(Counts),
 }
 
-/// A row for the schedule, if there is none: it begins now.
-pub(super) fn insert(group: &mut Group<'_>, schedule: &Schedule) -> rusqlite::Result<bool> {
-    let words = Words::of(schedule);
-    // `every` counts from here, by whole seconds as its occurrences do.
-    let anchor = group.now.div_euclid(1_000) * 1_000;
-    let made = group.statement(sql::INSERT_SCHEDULE)?.execute(params![
-        schedule.name,
-        words.calendar,
-        words.zone,
-        mark_now(schedule, group.now),
-        anchor
-    ])?;
-    group.calendar = true;
-    Ok(made == 1)
-}
-
-/// The mark of a schedule that begins now.
-pub(super) fn mark_now(schedule: &Schedule, now: i64) -> String {
-    schedule.calendar.mark_at(&schedule.zone, instant(now)).to_string()
+/// The jobs of an occurrence.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub jobs: usize,
+    /// Those that existed already, with the same content.
+    pub existing: usize,
+    /// Those whose keys exist with other content.
+    pub conflicts: usize,
 }
 
 /// Writes one occurrence with its jobs, and the record of those before it that did not run.
-pub(super) fn make(group: &mut Group<'_>, making: &Making, compared: &Compared) -> OpResult<Written<()>> {
-    if !move_mark(group, making.schedule, making.mark.as_ref(), Some(&making.id))? {
-        // Another process has moved the mark.
-        return Ok(Ok(()));
+pub(super) fn make(group: &mut Group<'_>, making: &Making, compared: &Compared) -> OpResult<Written<Made>> {
+    let stood = group.statement(sql::HAS_OCCURRENCE)?.exists(params![making.schedule, making.id])?;
+    let ran = (!stood).then_some(making.id.as_str());
+    if let Some(to) = &making.mark
+        && !move_mark(group, making.schedule, to, ran)?
+    {
+        return Ok(Ok(Made::Moved));
     }
     record(group, making.schedule, &making.missed)?;
+    if stood {
+        return Ok(Ok(Made::Stood));
+    }
     let count = i64::try_from(making.jobs.len()).unwrap_or(i64::MAX);
-    let made = group.statement(sql::MAKE_OCCURRENCE)?.execute(params![
+    group.statement(sql::MAKE_OCCURRENCE)?.execute(params![
         making.schedule,
         making.id,
         making.due_at,
@@ -129,14 +132,16 @@ pub(super) fn make(group: &mut Group<'_>, making: &Making, compared: &Compared) 
         count,
         making.cause,
     ])?;
-    if made == 0 {
-        // It stood in the file already.
-        return Ok(Ok(()));
-    }
+    store_jobs(group, making, compared)
+}
+
+fn store_jobs(group: &mut Group<'_>, making: &Making, compared: &Compared) -> OpResult<Written<Made>> {
     let (mut questions, mut conflicts) = (Vec::new(), Vec::new());
+    let mut counts = Counts { jobs: making.jobs.len(), ..Counts::default() };
     for job in &*making.jobs {
         match store(group, job, compared, false) {
             Ok(Stored::Answered(answer)) => {
+                counts.existing += usize::from(!answer.fresh);
                 group.statement(sql::LINK_JOB)?.execute(params![making.schedule, making.id, answer.id])?;
             }
             Ok(Stored::MustCompare(question)) => questions.push(question),
@@ -156,17 +161,19 @@ pub(super) fn make(group: &mut Group<'_>, making: &Making, compared: &Compared) 
         group.statement(sql::NOTE_CONFLICTS)?.execute(params![making.schedule, making.id, text])?;
         tracing::warn!(schedule = making.schedule, occurrence = making.id, text, "keys with other content were met");
     }
-    Ok(Ok(()))
+    counts.conflicts = conflicts.len();
+    Ok(Ok(Made::New(counts)))
 }
 
-/// Moves the mark past occurrences that do not run. False if another process has moved it.
+/// Moves the mark past occurrences that do not run, or notes what waits. False if another process has been here.
 pub(super) fn pass_over(group: &mut Group<'_>, schedule: i64, to: &Move, missed: &[Gap]) -> rusqlite::Result<bool> {
-    if !move_mark(group, schedule, Some(to), None)? {
+    if !move_mark(group, schedule, to, None)? {
         return Ok(false);
     }
     for gap in missed {
         // A mark that stays does not tell that another process was here.
-        let known = to.from == to.to && group.statement(sql::HAS_SKIPPED)?.exists(params![schedule, gap.first])?;
+        let known = to.from.mark == to.to.mark
+            && group.statement(sql::HAS_RECORD)?.exists(params![schedule, gap.first, gap.last, gap.reason])?;
         if !known {
             record(group, schedule, std::slice::from_ref(gap))?;
         }
@@ -174,14 +181,21 @@ pub(super) fn pass_over(group: &mut Group<'_>, schedule: i64, to: &Move, missed:
     Ok(true)
 }
 
-fn move_mark(
-    group: &mut Group<'_>,
-    schedule: i64,
-    to: Option<&Move>,
-    last_run: Option<&str>,
-) -> rusqlite::Result<bool> {
-    let Some(Move { from, to }) = to else { return Ok(true) };
-    let moved = group.statement(sql::MOVE_MARK)?.execute(params![schedule, from.0, from.1, to.0, to.1, last_run])?;
+fn move_mark(group: &mut Group<'_>, schedule: i64, to: &Move, last_run: Option<&str>) -> rusqlite::Result<bool> {
+    let Move { from, to, settles } = to;
+    let moved = group.statement(sql::MOVE_MARK)?.execute(params![
+        schedule,
+        from.mark,
+        from.high,
+        from.found.0,
+        from.found.1,
+        to.mark,
+        to.high,
+        to.found.0,
+        to.found.1,
+        last_run,
+        settles,
+    ])?;
     Ok(moved == 1)
 }
 
@@ -198,9 +212,4 @@ pub(super) fn record(group: &mut Group<'_>, schedule: i64, missed: &[Gap]) -> ru
         ])?;
     }
     Ok(())
-}
-
-/// The text of marks, as they are stored.
-pub(super) fn texts(mark: Mark, high: Option<Mark>) -> (String, Option<String>) {
-    (mark.to_string(), high.map(|high| high.to_string()))
 }

@@ -1,4 +1,5 @@
--- From version 2 to 3: order by ordering key, what the world outside tells repeats by, corrections, steps, progress.
+-- From version 2 to 3: order by ordering key, what the world outside tells repeats by, corrections, steps, progress; of
+-- schedules what waits, clocks that are behind, and what a person has taken note of.
 ALTER TABLE birkez_job ADD COLUMN idempotency TEXT;
 ALTER TABLE birkez_job ADD COLUMN holds_key INTEGER NOT NULL DEFAULT 1 CHECK (holds_key BETWEEN 0 AND 1);
 ALTER TABLE birkez_job ADD COLUMN corrects INTEGER;
@@ -39,3 +40,20 @@ CREATE TABLE birkez_order (
 INSERT INTO birkez_order (ordering_key, version)
 SELECT ordering_key, max(version) FROM birkez_job
 WHERE state = 2 AND ordering_key IS NOT NULL AND version IS NOT NULL GROUP BY ordering_key;
+
+ALTER TABLE birkez_schedule ADD COLUMN found_at INTEGER;
+ALTER TABLE birkez_schedule ADD COLUMN seen_at INTEGER;
+ALTER TABLE birkez_schedule ADD COLUMN behind_ms INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE birkez_schedule ADD COLUMN acknowledged TEXT;
+ALTER TABLE birkez_schedule ADD COLUMN orphan_acknowledged INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE birkez_occurrence ADD COLUMN attention INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE birkez_request ADD COLUMN failures INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE birkez_request ADD COLUMN error TEXT;
+ALTER TABLE birkez_request ADD COLUMN try_at INTEGER;
+ALTER TABLE birkez_request ADD COLUMN acknowledged INTEGER NOT NULL DEFAULT 0;
+UPDATE birkez_occurrence SET attention = 1 WHERE conflicts IS NOT NULL;
+
+CREATE INDEX birkez_occurrence_due ON birkez_occurrence (schedule, due_at);
+CREATE INDEX birkez_occurrence_attention ON birkez_occurrence (schedule) WHERE attention = 1;
+CREATE INDEX birkez_missed_last ON birkez_missed (schedule, last);
+CREATE INDEX birkez_missed_attention ON birkez_missed (schedule) WHERE attention = 1;

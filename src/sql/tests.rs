@@ -110,6 +110,14 @@ fn the_living_are_found_without_a_look_at_the_dead() {
     assert_eq!(plan(LIVE_RUNNERS), ["SCAN main.birkez_runner USING INDEX birkez_runner_live"]);
     assert_plan(SCHEDULE_BY_NAME, "(name=?)");
     assert_plan(MOVE_MARK, "INTEGER PRIMARY KEY");
-    assert_plan(OCCURRENCES, "PRIMARY KEY (schedule=?)");
+    assert_plan(OCCURRENCES, "birkez_occurrence_due (schedule=?)");
+    assert_plan(LAST_SUCCESS, "birkez_occurrence_due (schedule=?)");
+    assert_plan(MADE_BETWEEN, "PRIMARY KEY (schedule=? AND occurrence>? AND occurrence<?)");
+    assert_plan(LEFT_OUT_BETWEEN, "birkez_missed_last (schedule=? AND last>?)");
+    assert_plan(LAST_RUN, "PRIMARY KEY (schedule=? AND occurrence=?)");
+    assert_plan(HAS_RECORD, "birkez_missed_last (schedule=? AND last=?)");
+    for index in ["birkez_missed_attention", "birkez_occurrence_attention", "birkez_request_open"] {
+        assert!(plan(NEEDS_ATTENTION).iter().any(|step| step.contains(index)), "{:#?}", plan(NEEDS_ATTENTION));
+    }
     assert_plan(RESUME, "birkez_job_parked (reason=?)");
 }

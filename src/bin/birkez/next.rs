@@ -69,8 +69,15 @@ impl Next {
         for warning in calendar.warnings() {
             say(format_args!("warning: {warning}"));
         }
+        if let Some(warning) = zone.warning() {
+            say(format_args!("warning: {warning}"));
+        }
         let mut out = io::stdout().lock();
-        for due in calendar.upcoming(&zone, self.after()?).take(self.count) {
+        let mut upcoming = calendar.upcoming(&zone, self.after()?).take(self.count).peekable();
+        if self.count > 0 && upcoming.peek().is_none() {
+            say("no occurrence is left: calendars end with the year 2100");
+        }
+        for due in upcoming {
             writeln!(out, "{}", self.line(&due, calendar.is_wall())).map_err(Failure::Output)?;
         }
         out.flush().map_err(Failure::Output)
@@ -80,7 +87,8 @@ impl Next {
         let Some(text) = &self.after else { return Ok(Utc::now()) };
         let parsed = DateTime::parse_from_rfc3339(text).map(|at| at.with_timezone(&Utc));
         let shown: String = text.chars().take(40).flat_map(char::escape_default).collect();
-        parsed.map_err(|error| Failure::Usage(format!("--after \"{shown}\": {error}")))
+        let wanted = "wanted is a date and a time with an offset (RFC 3339), such as 2026-03-29T02:30:00+01:00";
+        parsed.map_err(|error| Failure::Usage(format!("--after \"{shown}\": {error}; {wanted}")))
     }
 
     fn line(&self, due: &Due, wall: bool) -> String {

@@ -68,11 +68,12 @@ fn latest_runs_once_for_an_absence_that_ends_at_an_occurrence() {
 }
 
 #[test]
-fn a_delay_within_the_grace_loses_no_run_under_any_policy() {
-    for catch_up in [CatchUp::Latest, CatchUp::each(), CatchUp::Skip] {
+fn a_delay_within_the_grace_loses_no_run_and_latest_runs_the_newest_for_all() {
+    for (catch_up, expected) in [(CatchUp::Latest, 1), (CatchUp::each(), 3), (CatchUp::Skip, 3)] {
         let plan = planned("* * * * *", "2026-05-01T10:00:00Z", "2026-05-01T10:03:10Z", policy(catch_up));
-        assert_eq!(plan.runs.len(), 3, "{catch_up:?}");
-        assert!(plan.missed.is_empty());
+        assert_eq!(plan.runs.len(), expected, "{catch_up:?}");
+        assert_eq!(runs(&plan).last().unwrap(), "2026-05-01T10:03:00Z");
+        assert_eq!(plan.missed.iter().map(|gap| gap.count.get()).sum::<u32>(), 3 - expected as u32);
     }
 }
 
@@ -87,6 +88,67 @@ fn latest_runs_one_of_two_nominal_times_that_a_skipped_hour_brings_to_one_instan
     assert!(!latest.runs[0].late);
     let each = plan(&calendar, &berlin(), &state, jump, &policy(CatchUp::each()));
     assert_eq!(runs(&each), ["2026-03-29T02:00:00", "2026-03-29T02:30:00"]);
+}
+
+/// The plan of a later look, at which what the first has found still waits.
+fn looked_again(line: &str, times: [&str; 3], policy: Policy) -> Plan {
+    let calendar = Calendar::cron(line).unwrap();
+    let state = ScheduleState::new(calendar.mark_at(&Zone::UTC, at(times[0])));
+    let first = plan(&calendar, &Zone::UTC, &state, at(times[1]), &policy);
+    let state = ScheduleState { mark: first.passed, found: first.found, ..state };
+    plan(&calendar, &Zone::UTC, &state, at(times[2]), &policy)
+}
+
+#[test]
+fn what_was_found_on_time_keeps_its_lateness_however_long_it_waits() {
+    let times = ["2026-05-01T09:30:00Z", "2026-05-01T10:00:01Z", "2026-05-01T10:40:00Z"];
+    for catch_up in [CatchUp::Latest, CatchUp::each(), CatchUp::Skip] {
+        let policy = Policy { max_age: Some(Duration::from_secs(600)), ..policy(catch_up) };
+        let again = looked_again(HOURLY, times, policy);
+        assert_eq!((runs(&again), again.missed.len()), (vec!["2026-05-01T10:00:00Z".to_owned()], 0), "{catch_up:?}");
+        assert_eq!((again.runs[0].lateness, again.runs[0].late), (Duration::from_secs(1), false));
+    }
+}
+
+#[test]
+fn what_is_found_late_beside_what_waits_is_judged_by_itself() {
+    let times = ["2026-05-01T09:30:00Z", "2026-05-01T10:00:01Z", "2026-05-01T12:40:00Z"];
+    let skip = looked_again(HOURLY, times, policy(CatchUp::Skip));
+    assert_eq!((runs(&skip), skip.missed[0].count.get()), (vec!["2026-05-01T10:00:00Z".to_owned()], 2));
+    assert_eq!(skip.passed.to_string(), "2026-05-01T09:30:00Z", "the records alone move no mark");
+    let each = looked_again(HOURLY, times, policy(CatchUp::each()));
+    assert_eq!((each.runs.len(), each.missed.len()), (3, 0));
+    assert_eq!(each.found.map(|found| found.at), Some(at(times[2])), "all of it is one backlog now");
+    let newest = looked_again(HOURLY, times, policy(CatchUp::each_of_newest(1)));
+    assert_eq!((runs(&newest), newest.missed[0].count.get()), (vec!["2026-05-01T12:00:00Z".to_owned()], 2));
+}
+
+#[test]
+fn what_has_been_dealt_with_is_passed_and_not_counted() {
+    let calendar = Calendar::cron(HOURLY).unwrap();
+    let state = ScheduleState::new(calendar.mark_at(&Zone::UTC, at("2026-05-01T10:00:00Z")));
+    let mut dealt = Dealt::default();
+    dealt.note_made("2026-05-01T12:00:00Z".parse().unwrap());
+    dealt.note_left_out("2026-05-01T14:00:00Z".parse().unwrap(), "2026-05-01T15:00:00Z".parse().unwrap());
+    let planned =
+        |catch_up| plan_around(&dealt, &calendar, &Zone::UTC, &state, at("2026-05-01T15:20:00Z"), &policy(catch_up));
+    let latest = planned(CatchUp::Latest);
+    assert_eq!((runs(&latest), latest.missed[0].count.get()), (vec!["2026-05-01T13:00:00Z".to_owned()], 1));
+    let each = planned(CatchUp::each());
+    assert_eq!(runs(&each), ["2026-05-01T11:00:00Z", "2026-05-01T13:00:00Z"]);
+    let skip = planned(CatchUp::Skip);
+    assert_eq!((skip.runs.len(), skip.missed[0].count.get()), (0, 2));
+    assert_eq!(skip.mark.to_string(), "2026-05-01T15:00:00Z", "all of it is behind");
+}
+
+#[test]
+fn where_the_newest_was_made_before_its_time_latest_runs_none_in_its_place() {
+    let calendar = Calendar::cron(HOURLY).unwrap();
+    let state = ScheduleState::new(calendar.mark_at(&Zone::UTC, at("2026-05-01T10:00:00Z")));
+    let mut dealt = Dealt::default();
+    dealt.note_made("2026-05-01T12:00:00Z".parse().unwrap());
+    let plan = plan_around(&dealt, &calendar, &Zone::UTC, &state, at("2026-05-01T12:30:00Z"), &Policy::default());
+    assert_eq!((plan.runs.len(), plan.missed[0].count.get()), (0, 1));
 }
 
 #[test]
