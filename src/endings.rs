@@ -18,6 +18,8 @@ use crate::settle::{Claim, Settled, settle};
 
 /// Most of them that one transaction writes.
 const AT_ONCE: usize = 1_024;
+/// And one that is to be brief.
+const BRIEFLY: usize = 64;
 
 /// An attempt that has ended.
 pub(crate) struct Ending {
@@ -81,7 +83,8 @@ type InHand = (Ending, Settled);
 impl Rider for Endings {
     fn open(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
         let mut in_hand = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = AT_ONCE.saturating_sub(in_hand.len());
+        let most = if group.brief { BRIEFLY } else { AT_ONCE };
+        let room = most.saturating_sub(in_hand.len());
         in_hand.extend(self.receive.try_iter().take(room).map(|ending| (ending, Settled::LeaseLost)));
         if in_hand.is_empty() {
             return Ok(());

@@ -11,7 +11,7 @@ mod line;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -84,6 +84,8 @@ pub(crate) struct Pen {
     busy: Duration,
     line: Mutex<Line>,
     writer: Mutex<Writer>,
+    /// Transactions are to be brief: somebody waits for what is not this pen's to write.
+    brief: AtomicBool,
     /// Commits of the beats of this process, which are not a neighbour's.
     beats: Arc<AtomicU64>,
     riders: RwLock<Vec<Weak<dyn Rider>>>,
@@ -112,6 +114,7 @@ impl Pen {
             busy,
             line: Mutex::default(),
             writer: Mutex::new(Writer { connection, gaps: Gaps::default() }),
+            brief: AtomicBool::new(false),
             beats: Arc::default(),
             riders: RwLock::default(),
         }
@@ -160,6 +163,11 @@ impl Pen {
         for rider in here.iter().filter_map(|(_, rider)| rider.upgrade()) {
             rider.expect(job);
         }
+    }
+
+    /// From now on, or no longer, transactions take little along.
+    pub(crate) fn be_brief(&self, brief: bool) {
+        self.brief.store(brief, Ordering::Release);
     }
 
     pub(crate) fn wake_riders(&self) {
@@ -316,6 +324,7 @@ impl Pen {
             let synced = raised || self.connector.durability == Durability::Full;
             let mut group = Group::new(&tx, self.path(), self.clock.wall());
             group.synced = synced;
+            group.brief = self.brief.load(Ordering::Acquire);
             group.check_version()?;
             if mode.follows {
                 let version =

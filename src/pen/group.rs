@@ -62,6 +62,8 @@ pub(crate) struct Group<'a> {
     pub due_later: Option<i64>,
     /// Whether something in it has changed a schedule, or what is asked of one.
     pub calendar: bool,
+    /// Whether it is to take little along, so that it is over soon.
+    pub brief: bool,
     /// Whether its COMMIT is synced.
     pub synced: bool,
     /// Workers that will be free once it is committed.
@@ -85,6 +87,7 @@ impl<'a> Group<'a> {
             claimable: false,
             due_later: None,
             calendar: false,
+            brief: false,
             synced: false,
             freed: 0,
             undo: false,

@@ -86,7 +86,7 @@ impl Crew {
         let budget = self.pace.lock().unwrap_or_else(PoisonError::into_inner).budget(quick);
         let budget = budget.with_buffered(self.buffer.len(), |f| self.buffer.each_kind(f));
         // Whoever only stores a job claims for idle workers; claiming ahead is the keeper's.
-        let ahead = if round.whole { budget.jobs } else { 0 };
+        let ahead = if round.whole && !group.brief { budget.jobs } else { 0 };
         let budget = RefCell::new(budget);
         // What is claimed ahead holds up its line, or is taken for begun if the process dies.
         let may_lie = |job: &Candidate| {
@@ -162,6 +162,8 @@ impl Rider for Crew {
             expected.pop_front();
         }
         expected.push_back((job, self.now() + EXPECT_FOR));
+        // Beside a drain, what is claimed ahead and what has ended would hold the file in front of it.
+        self.inner().pen.be_brief(true);
         drop(expected);
         self.bell.ring();
     }
@@ -187,6 +189,9 @@ impl Rider for Crew {
         }
         if round.more {
             self.look();
+        }
+        if whole && self.expected().is_empty() {
+            self.inner().pen.be_brief(false);
         }
         if round.calendar || self.calendar_waits.load(Ordering::Acquire) {
             self.calendar_bell.ring();
