@@ -84,6 +84,10 @@ CREATE INDEX birkez_job_due ON birkez_job (run_at) WHERE gate = 0;
 CREATE INDEX birkez_job_line ON birkez_job (ordering_key)
 WHERE ordering_key IS NOT NULL AND for_callers = 0 AND (state < 2 OR (state = 3 AND holds_key = 1));
 
+-- What gave up or was called off, in the order of ids.
+CREATE INDEX birkez_job_dead ON birkez_job (state) WHERE state = 3;
+CREATE INDEX birkez_job_cancelled ON birkez_job (state) WHERE state = 4;
+
 -- The newest version of an ordering key's state that a job has completed: an older one is not applied any more.
 CREATE TABLE birkez_order (
     ordering_key TEXT PRIMARY KEY,

@@ -109,7 +109,7 @@ pub use self::schedule::{
     KeptSchedule, MissedInfo, Occurrence, OccurrenceInfo, Overlap, RequestInfo, Schedule, ScheduleInfo,
 };
 pub use self::state::{JobName, JobRef, State};
-pub use self::store::{Attempt, BlockedKey, JobInfo, Resolution, StepInfo, Store, StoreBuilder};
+pub use self::store::{Attempt, BlockedKey, Filter, JobInfo, Page, Resolution, StepInfo, Store, StoreBuilder};
 #[cfg(feature = "webhook")]
 pub use self::webhook::Webhook;
 

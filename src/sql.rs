@@ -314,6 +314,24 @@ LEFT JOIN main.birkez_job AS corrected ON corrected.id = job.corrects
 LEFT JOIN main.birkez_progress AS progress ON progress.job_id = job.id"
 );
 
+/// A page of a list, newest first; the last two of `parameters` are where it begins and how long it is.
+pub(crate) fn list_jobs(condition: &str, parameters: usize) -> String {
+    let and = if condition.is_empty() { "" } else { " AND " };
+    let (below, limit) = (parameters - 1, parameters);
+    format!("{JOB_COLUMNS} WHERE {condition}{and}job.id < ?{below} ORDER BY job.id DESC LIMIT ?{limit}")
+}
+
+pub(crate) fn count_by_class(condition: &str) -> String {
+    let condition = if condition.is_empty() { "true" } else { condition };
+    format!(
+        "SELECT job.error_class, count(*)
+         FROM main.birkez_job AS job LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
+         WHERE {condition} GROUP BY job.error_class ORDER BY job.error_class"
+    )
+}
+
+pub(crate) const PAYLOAD: &str = "SELECT payload FROM main.birkez_job WHERE id = ?1";
+
 pub(crate) fn job_by_id() -> String {
     format!("{JOB_COLUMNS} WHERE job.id = ?1")
 }

@@ -1,7 +1,9 @@
 //! The store: a file with jobs in it, and the calls that enqueue and look.
 
 mod builder;
+mod filter;
 mod lines;
+mod list;
 mod look;
 mod once;
 mod resolve;
@@ -16,7 +18,9 @@ use r2d2_sqlite::SqliteConnectionManager;
 use rusqlite::params;
 
 pub use self::builder::StoreBuilder;
+pub use self::filter::Filter;
 pub use self::lines::BlockedKey;
+pub use self::list::Page;
 pub use self::look::{Attempt, JobInfo, StepInfo};
 pub(crate) use self::once::ended_by;
 pub use self::resolve::Resolution;

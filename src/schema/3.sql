@@ -8,6 +8,9 @@ CREATE INDEX birkez_job_line ON birkez_job (ordering_key)
 WHERE ordering_key IS NOT NULL AND for_callers = 0 AND (state < 2 OR (state = 3 AND holds_key = 1));
 CREATE INDEX birkez_job_corrects ON birkez_job (corrects) WHERE corrects IS NOT NULL;
 
+CREATE INDEX birkez_job_dead ON birkez_job (state) WHERE state = 3;
+CREATE INDEX birkez_job_cancelled ON birkez_job (state) WHERE state = 4;
+
 -- A version 2 program kept no order: its dead hold nobody back, and whoever is not the first of its line waits behind.
 UPDATE birkez_job SET holds_key = 0 WHERE state = 3;
 UPDATE birkez_job SET gate = 2

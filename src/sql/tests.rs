@@ -89,6 +89,19 @@ fn a_known_job_is_found_by_its_name_or_number() {
 }
 
 #[test]
+fn a_page_of_what_needs_a_person_is_found_without_a_look_at_what_is_done() {
+    for (condition, index) in [
+        ("job.state = 3", "birkez_job_dead (state=? AND rowid<?)"),
+        ("job.state = 4 AND job.kind IN (?1)", "birkez_job_cancelled (state=? AND rowid<?)"),
+        ("job.state = 1 AND job.reason = ?1", "birkez_job_parked (reason=? AND rowid<?)"),
+    ] {
+        let steps = plan(&list_jobs(condition, 3));
+        assert!(steps.iter().any(|step| step.contains(index)), "{condition}: {steps:#?}");
+        assert!(steps.iter().all(|step| !walks(step) && !step.contains("TEMP B-TREE")), "{condition}: {steps:#?}");
+    }
+}
+
+#[test]
 fn nobody_walks_a_line() {
     let line = "birkez_job_line (ordering_key=?";
     assert_plan(HEAD_OF_LINE, line);
