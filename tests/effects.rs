@@ -208,7 +208,7 @@ fn child_role() {
 
 /// Each way in which a handler writes.
 const ATTEMPTS: [&str; 7] =
-    ["commit", "transaction", "step", "progress", "enqueue", "enqueue_in", "enqueue_in of the app's"];
+    ["commit", "transaction", "step", "progress", "enqueue", "enqueue_in", "the app's enqueue_in"];
 
 /// What the one way that the job names came to.
 fn try_to_write(job: &Import, cx: &Context) -> &'static str {
