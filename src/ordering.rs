@@ -41,7 +41,8 @@ pub(crate) fn move_up(group: &mut Group<'_>, ordering_key: &str) -> rusqlite::Re
     Ok(())
 }
 
-/// Calls off a job whose ordering key has moved on to a newer version. False if it has not.
+/// If a job's ordering key has moved on to a newer version, calls the job off, with all others of its line that are as old.
+/// False if it has not.
 pub(crate) fn supersede(group: &mut Group<'_>, job: &Candidate) -> rusqlite::Result<bool> {
     let (Some(ordering_key), Some(version), false) = (&job.ordering_key, job.version, job.for_callers) else {
         return Ok(false);
@@ -49,13 +50,16 @@ pub(crate) fn supersede(group: &mut Group<'_>, job: &Candidate) -> rusqlite::Res
     if !group.statement(sql::IS_SUPERSEDED)?.exists(params![ordering_key, version])? {
         return Ok(false);
     }
-    let text = format!("version {version} came after a newer one of `{ordering_key}` was done");
-    let class = Class::Superseded.as_str();
-    let called_off = group.statement(sql::SUPERSEDE)?.execute(params![job.id, class, safe_text(&text), group.now])?;
-    if called_off == 1 {
-        group.count(&job.kind, 4, 1);
-        move_up(group, ordering_key)?;
+    let mut ask = group.statement(sql::SUPERSEDED)?;
+    let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    let old: Vec<(i64, String, i64)> = ask.query_map([ordering_key], row)?.collect::<rusqlite::Result<_>>()?;
+    for (id, kind, version) in old {
+        let text = format!("version {version} came after a newer one of `{ordering_key}` was done");
+        let class = Class::Superseded.as_str();
+        let called_off = group.statement(sql::SUPERSEDE)?.execute(params![id, class, safe_text(&text), group.now])?;
+        group.count(&kind, 4, i64::try_from(called_off).unwrap_or(0));
     }
+    move_up(group, ordering_key)?;
     Ok(true)
 }
 

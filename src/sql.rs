@@ -95,6 +95,17 @@ pub(crate) const NOTE_VERSION: &str = "
 INSERT INTO main.birkez_order (ordering_key, version) VALUES (?1, ?2)
 ON CONFLICT (ordering_key) DO UPDATE SET version = max(version, excluded.version)";
 
+/// Those of a line that are older than what is done, wherever they stand in it.
+pub(crate) const SUPERSEDED: &str = concat!(
+    "
+SELECT job.id, job.kind, job.version FROM main.birkez_job AS job
+WHERE job.ordering_key = ?1 AND ",
+    in_line!("job"),
+    " AND job.state = 0 AND job.version < (SELECT version FROM main.birkez_order WHERE ordering_key = ?1)
+  AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = job.id)
+ORDER BY job.id LIMIT 500"
+);
+
 pub(crate) const SUPERSEDE: &str = "
 UPDATE main.birkez_job
 SET state = 4, gate = NULL, suspect = NULL, error_class = ?2, error_text = ?3, finished_at = ?4

@@ -279,6 +279,28 @@ fn what_is_older_than_what_has_been_done_is_not_applied_and_says_so() {
 }
 
 #[test]
+fn what_stands_behind_many_old_versions_runs_at_once() {
+    let folder = TempStore::new().unwrap();
+    let store = folder.open().unwrap();
+    let (ran, seen) = std::sync::mpsc::channel();
+    let handler = move |job: Update, _: &Context| {
+        ran.send(job.event)?;
+        Ok(job.event)
+    };
+    let _runner = Runner::builder(&store).look_every(None).handle(handler).start().unwrap();
+    let update = |event, at| Update { of: "subscription".to_owned(), at, event };
+    let _ = store.enqueue(&update(1, 100)).unwrap();
+    let wait = Duration::from_secs(10);
+    assert_eq!(seen.recv_timeout(wait), Ok(1));
+    wait_until("it is done", || store.find("update", "1").unwrap().unwrap().state == State::Done);
+    let old: Vec<_> = (2..800).map(|event| update(event, 50)).chain([update(800, 200)]).collect();
+    let _ = store.enqueue_all(&old).unwrap();
+    assert_eq!(seen.recv_timeout(wait), Ok(800));
+    assert_eq!(ask::<u32>(store.path(), "SELECT count(*) FROM birkez_job WHERE state = 4"), 798);
+    assert_eq!(ask::<u32>(store.path(), "SELECT n FROM birkez_count WHERE state = 4"), 798);
+}
+
+#[test]
 fn a_line_that_does_not_move_is_listed_with_its_head_and_the_reason() {
     let folder = TempStore::new().unwrap();
     let clock = ManualClock::at("2026-03-01T12:00:00Z".parse().unwrap());

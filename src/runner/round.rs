@@ -130,12 +130,17 @@ impl Crew {
         }
         if self.stage() == Stage::Working && round.left && (round.whole || self.buffer.room(group.freed) > 0) {
             // What cannot be claimed does not keep others from storing; it is tried again at the next look.
+            let before = (std::mem::take(&mut group.claimable), group.due_later);
             if let Some(left) = group.isolated(|group| self.fill(group, &mut round))? {
                 round.left = left;
+                // What it has called off has made room for what stood behind, which it had not seen.
+                round.more |= group.claimable || group.due_later != before.1;
             } else {
                 round.left = false;
                 round.claimed.clear();
             }
+            // For the other runners of this process, which come after this one.
+            group.claimable |= before.0;
         }
         self.buffer.take_up(round.claimed.len());
         if round.whole {

@@ -110,7 +110,7 @@ fn nobody_walks_a_line() {
     for sql in [IS_SUPERSEDED, NOTE_VERSION] {
         assert!(plan(sql).iter().all(|step| !walks(step)), "{sql}");
     }
-    for sql in [INSERT_JOB, LET_IN] {
+    for sql in [INSERT_JOB, LET_IN, SUPERSEDED] {
         assert!(plan(sql).iter().any(|step| step.contains(line)), "{:#?}", plan(sql));
     }
     assert_plan(CORRECTED_BY, "birkez_job_corrects (corrects=?)");
