@@ -356,3 +356,56 @@ fn a_back_fill_is_limited_and_makes_the_oldest_first() {
     let mapped = desk.mapped.lock().unwrap().clone();
     assert!(mapped.is_sorted() && mapped[0] == "2026-04-29T00:00:00Z", "{mapped:?}");
 }
+
+/// First, last, how many, and why, of each record, oldest first.
+fn records(desk: &Desk) -> Vec<String> {
+    let told =
+        |gap: &birkez::MissedInfo| format!("{}-{} {} {}", &gap.first[11..13], &gap.last[11..13], gap.count, gap.reason);
+    desk.store.missed("s", 100).unwrap().iter().rev().map(told).collect()
+}
+
+/// Issue 3: with a longest age, what the newest run stands for was neither run nor recorded.
+#[test]
+fn what_is_too_old_and_what_is_stood_for_are_two_records_and_no_occurrence_is_lost() {
+    let desk = Desk::at("2026-05-01T00:30:00Z");
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&told);
+    let map = move |at: &Occurrence| {
+        noted.lock().unwrap().push((at.id()[11..13].to_owned(), at.missed_count()));
+        [Tick { slot: at.id().to_owned(), serial: 1 }]
+    };
+    let schedule = hourly("s").catch_up(CatchUp::Latest).max_age(Duration::from_secs(3 * 3_600));
+    let builder = Runner::builder(&desk.store).handle(|_: Tick, _: &Context| Ok(()));
+    let drain = Drain::new(builder.schedule(schedule, map)).unwrap();
+    desk.look(&drain, &["2026-05-01T00:30:00Z", "2026-05-01T10:30:00Z"]);
+    assert_eq!(*told.lock().unwrap(), [("10".to_owned(), 2)]);
+    assert_eq!(records(&desk), ["01-07 7 too_old", "08-09 2 newer"]);
+}
+
+/// Issue 3: what had been recorded while an older one waited was recorded again when the policy changed.
+#[test]
+fn a_changed_policy_records_nothing_twice() {
+    let desk = Desk::at("2026-05-01T00:30:00Z");
+    let skip = |grace| hourly("s").catch_up(CatchUp::Skip).grace(Duration::from_secs(grace));
+    let drain = desk.drain(skip(300), "T01");
+    desk.look(&drain, &["2026-05-01T00:30:00Z", "2026-05-01T01:00:05Z", "2026-05-01T03:30:00Z"]);
+    assert_eq!(records(&desk), ["02-03 2 skipped"]);
+    drop(drain);
+    let drain = desk.drain(skip(301), "");
+    desk.look(&drain, &["2026-05-01T03:30:01Z", "2026-05-01T03:40:00Z"]);
+    assert_eq!(records(&desk), ["02-03 2 skipped", "01-01 1 skipped"]);
+}
+
+/// Issue 3: a clock that was set back by two seconds ran what a pause had dropped.
+#[test]
+fn what_a_pause_has_dropped_does_not_run_when_the_clock_is_set_back_a_little() {
+    let desk = Desk::at("2026-05-01T04:30:00Z");
+    let drain = desk.drain(hourly("s"), "");
+    drain.drain().unwrap();
+    assert!(desk.store.pause_schedule("s", "a test").unwrap());
+    desk.clock.set(utc("2026-05-01T05:02:00Z"));
+    assert!(desk.store.resume_schedule("s").unwrap());
+    desk.look(&drain, &["2026-05-01T05:02:00Z", "2026-05-01T05:01:58Z", "2026-05-01T06:00:00Z"]);
+    assert_eq!(desk.ids(), ["2026-05-01T06:00:00Z"]);
+    assert_eq!(records(&desk), ["05-05 1 paused"]);
+}

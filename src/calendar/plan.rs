@@ -236,9 +236,11 @@ struct Taken {
 }
 
 impl Taken {
-    /// The newest of what is recorded before the first run.
+    /// The newest of what is dropped before the first run. What a run stands for is recorded with the run.
     fn passed(&self, mark: Mark) -> Mark {
-        let before = |gap: &&Missed| self.runs.first().is_none_or(|run| gap.to.mark() < run.due.mark());
+        let is_dropped = |gap: &Missed| gap.reason != MissedReason::Newer;
+        let before =
+            |gap: &&Missed| is_dropped(gap) && self.runs.first().is_none_or(|run| gap.to.mark() < run.due.mark());
         self.missed.iter().filter(before).fold(mark, |passed, gap| passed.later(gap.to.mark()))
     }
 }

@@ -25,10 +25,11 @@ pub(super) fn dealt(
     }
     let counts: &[&str] = match clock(calendar, zone, state.mark, now) {
         // What is recorded above the mark came while an older one waited.
-        Clock::Steady if state.high.is_none() && state.found.is_some() => &[],
-        // Otherwise the time has been here before: what was recorded then may be on time now.
-        Clock::Steady => &["overlap", "paused"],
-        Clock::Waiting | Clock::Behind => &["overlap"],
+        Clock::Steady if state.high.is_none() => &[],
+        // Otherwise the time has been here before: what was recorded then may be on time now. A pause of a moment ago still
+        // counts when the clock is set back by a little.
+        Clock::Steady | Clock::Waiting => &["overlap", "paused"],
+        Clock::Behind => &["overlap"],
     };
     store.read("looking for occurrences", |tx| between(tx, id, (after, upto), counts))
 }
