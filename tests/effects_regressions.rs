@@ -263,6 +263,48 @@ fn a_step_is_known_by_its_own_key_in_the_threads_that_it_starts() {
 }
 
 #[test]
+fn a_handler_whose_own_thread_is_in_no_step_has_the_jobs_key_whatever_its_threads_do() {
+    let (_folder, store) = folder();
+    let _ = store.enqueue(&Work { n: 1 }).unwrap();
+    run(&store, |_: Work, cx| {
+        let jobs = cx.idempotency_key();
+        let (inside, go_on) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            let beside = scope.spawn(|| {
+                cx.step("beside", || {
+                    inside.wait();
+                    go_on.wait();
+                    Ok(cx.idempotency_key())
+                })
+            });
+            inside.wait();
+            assert_eq!(cx.idempotency_key(), jobs);
+            go_on.wait();
+            assert_ne!(beside.join().unwrap().unwrap(), jobs);
+        });
+        Ok(1)
+    });
+    assert_eq!(store.find("work", "1").unwrap().unwrap().state, State::Done);
+}
+
+#[test]
+fn a_step_whose_output_cannot_be_stored_ends_the_job_when_its_time_runs_out_too() {
+    let (_folder, store) = folder();
+    let runs = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&runs);
+    let handler = move |_: Move, cx: &Context| {
+        let _ = cx.step("nan", || Ok(f64::from(counted.fetch_add(1, Ordering::SeqCst)) * f64::NAN));
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(1)
+    };
+    let _runner = Runner::builder(&store).workers(1).handle(handler).start().unwrap();
+    let id = store.enqueue(&Move { n: 1 }).unwrap().id;
+    wait_until("it has ended", || store.job(id).unwrap().unwrap().state == State::Dead);
+    let failure = store.job(id).unwrap().unwrap().last_failure.unwrap();
+    assert_eq!(failure.class, Class::Permanent, "{}", failure.text);
+}
+
+#[test]
 fn a_step_whose_output_cannot_be_stored_ends_the_job_whatever_the_handler_makes_of_the_error() {
     let folder = TempStore::new().unwrap();
     let store = folder.builder().payload_limit(64).open().unwrap();

@@ -19,8 +19,18 @@ use crate::sql;
 const STEP: Act = Act { name: "cx.step", instead: "it before or after the transaction" };
 
 /// Names of the steps that an attempt has made or is making.
-#[derive(Debug, Default)]
-pub(super) struct Steps(Mutex<State>);
+#[derive(Debug)]
+pub(super) struct Steps {
+    /// The handler's own thread.
+    home: ThreadId,
+    state: Mutex<State>,
+}
+
+impl Default for Steps {
+    fn default() -> Steps {
+        Steps { home: std::thread::current().id(), state: Mutex::default() }
+    }
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -31,16 +41,18 @@ struct State {
 
 impl Steps {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The step that this thread is in. One that a step has started is in it too, where only one thread makes steps.
+    /// The step that this thread is in. A thread of the handler's is taken to be in the step that the handler's own thread
+    /// is in: it was most likely started by that.
     fn current(&self) -> Option<String> {
         let me = std::thread::current().id();
         let state = self.lock();
         let own = state.inside.iter().rev().find(|(thread, _)| *thread == me);
-        let is_one = state.inside.windows(2).all(|pair| pair[0].0 == pair[1].0);
-        own.or_else(|| state.inside.last().filter(|_| is_one)).map(|(_, name)| name.clone())
+        let at_home =
+            state.inside.last().filter(|_| me != self.home && state.inside.iter().all(|(at, _)| *at == self.home));
+        own.or(at_home).map(|(_, name)| name.clone())
     }
 }
 
@@ -81,8 +93,9 @@ impl Context {
     /// from the store's [secret](crate::StoreBuilder::idempotency_secret) if it has one, or the job's key itself
     /// ([`Job::KEY_AS_IS`](crate::Job::KEY_AS_IS)). A step's follows from the job's and the step's name.
     ///
-    /// A handler that makes several steps at once, in threads of its own, takes the key in the thread that called `step`:
-    /// in one that the step's closure has started, nobody can tell which step it belongs to.
+    /// A thread that a step's closure has started is in the step too, if the handler's own thread has called `step`. A handler
+    /// that makes steps in threads of its own takes the key in the thread that called `step`: nobody can tell which step
+    /// another one belongs to, and it gets the job's.
     pub fn idempotency_key(&self) -> String {
         let job = &self.claim.idempotency;
         match self.steps.current() {

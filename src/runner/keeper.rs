@@ -95,7 +95,8 @@ impl Keeper {
         for late in self.crew.attempts.give_up_late(now) {
             let limit = late.limit.unwrap_or_default();
             tracing::warn!(job = late.claim.id, kind = late.claim.kind, ?limit, "an attempt took too long");
-            self.crew.push(late.claim, Ended::TimedOut { limit }, late.flags.progress.take());
+            let ended = late.flags.judge(Ended::TimedOut { limit });
+            self.crew.push(late.claim, ended, late.flags.progress.take());
             self.replace_worker();
         }
         self.crew.give_back(self.crew.buffer.take_stale(now));

@@ -58,7 +58,8 @@ impl Stop {
             state.interrupted = true;
             drop(state);
             for running in crew.attempts.give_up_all() {
-                crew.push(running.claim, Ended::Interrupted, running.flags.progress.take());
+                let ended = running.flags.judge(Ended::Interrupted);
+                crew.push(running.claim, ended, running.flags.progress.take());
             }
             state = self.lock();
         }
