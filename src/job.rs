@@ -109,7 +109,7 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
 
     /// Which version of its ordering key's state the job carries: a time stamp of the sender's, say. Once a newer one is
     /// done, an older one that comes later is not applied: it ends as cancelled, with the class
-    /// [`Superseded`](crate::Class::Superseded). Defaults to none.
+    /// [`Superseded`](crate::Class::Superseded). A job of [`once`](crate::Store::once) takes no part in it. Defaults to none.
     fn version(&self) -> Option<i64> {
         None
     }

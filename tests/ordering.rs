@@ -279,6 +279,25 @@ fn what_is_older_than_what_has_been_done_is_not_applied_and_says_so() {
 }
 
 #[test]
+fn what_a_person_calls_done_counts_as_done_for_older_versions() {
+    let folder = TempStore::new().unwrap();
+    let store = folder.open().unwrap();
+    let handler = |job: Update, _: &Context| match job.event {
+        1 => Err(anyhow::anyhow!("asked")).park("person"),
+        event => Ok(event),
+    };
+    let drain = Drain::new(Runner::builder(&store).handle(handler)).unwrap();
+    let update = |event, at| Update { of: "subscription".to_owned(), at, event };
+    let newest = store.enqueue(&update(1, 9)).unwrap().id;
+    drain.drain().unwrap();
+    store.resolve(newest, Resolution::done(&1).unwrap()).unwrap();
+    let _ = store.enqueue_all(&[update(2, 3), update(3, 9)]).unwrap();
+    assert_eq!(drain.drain().unwrap(), 1, "behind the old one, in the same drain");
+    let state = |key: &str| store.find("update", key).unwrap().unwrap().state;
+    assert_eq!((state("2"), state("3")), (State::Cancelled, State::Done));
+}
+
+#[test]
 fn what_stands_behind_many_old_versions_runs_at_once() {
     let folder = TempStore::new().unwrap();
     let store = folder.open().unwrap();

@@ -94,7 +94,8 @@ impl Context {
     /// ([`JobInfo::progress`](crate::JobInfo)).
     ///
     /// It costs next to nothing at any call rate: what is said within 200 ms of the last that was written is kept, and the
-    /// newest is written then, and with the attempt's end at the latest. Numbers above `i64::MAX` count as that. It is for
+    /// newest is written then by the runner (in [`once`](crate::Store::once), by the next call), and with the attempt's end at
+    /// the latest. Numbers above `i64::MAX` count as that. It is for
     /// people to read: what a later attempt is to go on from belongs in a
     /// [`transaction`](Context::transaction). The note is cut at 4 KiB.
     ///

@@ -7,7 +7,7 @@ use super::Store;
 use super::look::read_job;
 use crate::enqueue::check_size;
 use crate::error::{Error, Result};
-use crate::ordering::{gate_in_line, move_up};
+use crate::ordering::{gate_in_line, move_up, note_version};
 use crate::pen::{Act, Group, Mode, OpResult};
 use crate::sql;
 
@@ -98,6 +98,9 @@ fn resolve(group: &mut Group<'_>, id: i64, resolution: &Resolution, limit: usize
     }
     group.count(&job.kind, state, 1);
     if let Some(line) = line {
+        if let (2, Some(version)) = (state, job.version) {
+            note_version(group, line, version)?;
+        }
         move_up(group, line)?;
     }
     Ok(())
