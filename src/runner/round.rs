@@ -19,6 +19,10 @@ const EXPECT_FOR: Duration = Duration::from_secs(1);
 /// Most jobs that are looked for in that way; any of them leads to a look that finds the others.
 const EXPECTED: usize = 256;
 
+/// Most that a transaction claims ahead while it is to be brief: without any, a drain beside an app whose transactions are
+/// rolled back again and again took up to eight times as long.
+const BRIEFLY: usize = 8;
+
 /// What one transaction has done for this crew.
 #[derive(Default)]
 pub(super) struct Round {
@@ -86,7 +90,11 @@ impl Crew {
         let budget = self.pace.lock().unwrap_or_else(PoisonError::into_inner).budget(quick);
         let budget = budget.with_buffered(self.buffer.len(), |f| self.buffer.each_kind(f));
         // Whoever only stores a job claims for idle workers; claiming ahead is the keeper's.
-        let ahead = if round.whole && !group.brief { budget.jobs } else { 0 };
+        let ahead = match (round.whole, group.brief) {
+            (true, false) => budget.jobs,
+            (true, true) => budget.jobs.min(BRIEFLY),
+            (false, _) => 0,
+        };
         let budget = RefCell::new(budget);
         // What is claimed ahead holds up its line, or is taken for begun if the process dies.
         let may_lie = |job: &Candidate| {
