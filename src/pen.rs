@@ -451,6 +451,7 @@ impl Drop for Followers<'_> {
     }
 }
 
+/// Says in a busy fault how long was waited, by whosever busy handler.
 fn with_wait(fault: StorageFault, waited: Stopwatch) -> StorageFault {
     match fault {
         StorageFault::Busy { .. } => {

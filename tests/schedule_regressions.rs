@@ -5,8 +5,10 @@
 //!
 //! Runs in one thread on clocks that are moved by hand.
 
+mod common;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use birkez::calendar::{CatchUp, ShortMonths};
@@ -16,6 +18,7 @@ use birkez::{
     Verdicts,
 };
 use chrono::{DateTime, Utc};
+use common::clocks::Clocks;
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -30,27 +33,6 @@ impl Job for Tick {
     type Output = ();
     fn key(&self) -> String {
         self.slot.clone()
-    }
-}
-
-/// The wall clock and the monotonic clock, each moved by hand.
-#[derive(Default)]
-struct Clocks {
-    wall: AtomicI64,
-    monotonic: AtomicU64,
-}
-
-impl Clock for Clocks {
-    fn wall(&self) -> i64 {
-        self.wall.load(Ordering::Acquire)
-    }
-
-    fn monotonic(&self) -> Duration {
-        Duration::from_secs(self.monotonic.load(Ordering::Acquire))
-    }
-
-    fn random(&self) -> f64 {
-        0.5
     }
 }
 

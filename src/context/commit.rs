@@ -142,7 +142,7 @@ impl Context {
     /// As [`Store::enqueue`](crate::Store::enqueue); [`Error::LeaseLost`]; [`Error::AlreadySettled`] after `commit`.
     pub fn enqueue<J: Job>(&self, job: &J) -> Result<Enqueued<J::Output>> {
         self.refuse(ENQUEUE)?;
-        self.store.enqueue_fenced(ENQUEUE, self.mode(), job, self.fence())
+        self.store.enqueue_one(ENQUEUE, self.mode(), job, Some(self.fence()))
     }
 
     /// As [`enqueue`](Context::enqueue), in a transaction that is open: the one of [`commit`](Context::commit) or

@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use rusqlite::{CachedStatement, Transaction, params};
 
-use super::Refusal;
+use super::{Refusal, with_wait};
+use crate::clock::Stopwatch;
 use crate::error::Error;
 use crate::fault::StorageFault;
 use crate::schema::Found;
@@ -29,11 +30,11 @@ pub(crate) enum OpError {
 
 impl OpError {
     /// For an operation outside the pen, in a transaction of the host's.
-    pub(crate) fn into_error(self, act: &'static str, path: &Path) -> Error {
+    pub(crate) fn into_error(self, act: &'static str, path: &Path, waited: Stopwatch) -> Error {
         match self {
             OpError::Refused(error) => error,
-            OpError::Sql(error) => StorageFault::from_sqlite(&error, path).to_error(act),
-            OpError::Fault(fault) => fault.to_error(act),
+            OpError::Sql(error) => with_wait(StorageFault::from_sqlite(&error, path), waited).to_error(act),
+            OpError::Fault(fault) => with_wait(fault, waited).to_error(act),
             OpError::Ended => Error::TransactionEnded { act },
         }
     }

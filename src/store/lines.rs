@@ -39,9 +39,9 @@ impl Store {
         self.inner.pen.write(PASS_OVER, Mode { atomic: true, ..Mode::default() }, move |group| {
             let dead = group.statement(&sql::job_by_id())?.query_row([job], read_job).optional()?;
             let dead = dead.ok_or(Error::NoSuchJob { id: job })?;
-            let Some(line) = dead.ordering_key.filter(|_| !dead.for_callers) else { return Ok(false) };
+            let Some(line) = dead.line() else { return Ok(false) };
             let passed = group.statement(sql::PASS_OVER)?.execute([job])? == 1;
-            move_up(group, &line)?;
+            move_up(group, line)?;
             Ok(passed)
         })
     }

@@ -59,6 +59,13 @@ pub struct JobInfo {
     pub progress: Option<Progress>,
 }
 
+impl JobInfo {
+    /// The line that it stands in: one that belongs to callers stands in none.
+    pub(super) fn line(&self) -> Option<&str> {
+        self.ordering_key.as_deref().filter(|_| !self.for_callers)
+    }
+}
+
 /// A step of a job that is not run again.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]

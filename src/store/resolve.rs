@@ -76,7 +76,7 @@ impl Store {
 fn resolve(group: &mut Group<'_>, id: i64, resolution: &Resolution, limit: usize) -> OpResult<()> {
     let job = group.statement(&sql::job_by_id())?.query_row([id], read_job).optional()?;
     let job = job.ok_or(Error::NoSuchJob { id })?;
-    let line = job.ordering_key.as_deref().filter(|_| !job.for_callers);
+    let line = job.line();
     let (state, gate, result) = match resolution {
         Resolution::Done(output) => {
             let output = output.to_string();

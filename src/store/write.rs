@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rusqlite::Transaction;
 
 use super::Store;
-use crate::clock::{Stopwatch, millis};
+use crate::clock::Stopwatch;
 use crate::context::Fence;
 use crate::enqueue::{Answer, Compared, NewJob, Stored, ToCompare, compare, store};
 use crate::error::{Error, Result};
@@ -33,18 +33,14 @@ impl Store {
         self.enqueue_one(ENQUEUE, Mode::default(), job, None)
     }
 
-    /// For a handler whose children exist only while its job is its own.
-    pub(crate) fn enqueue_fenced<J: Job>(
+    /// With a fence for a handler, whose children exist only while its job is its own.
+    pub(crate) fn enqueue_one<J: Job>(
         &self,
         act: Act,
         mode: Mode,
         job: &J,
-        fence: Fence,
+        fence: Option<Fence>,
     ) -> Result<Enqueued<J::Output>> {
-        self.enqueue_one(act, mode, job, Some(fence))
-    }
-
-    fn enqueue_one<J: Job>(&self, act: Act, mode: Mode, job: &J, fence: Option<Fence>) -> Result<Enqueued<J::Output>> {
         let new = NewJob::encode(job, &self.inner.terms)?;
         let key = new.key.clone();
         let answers = self.store_all(act, mode, vec![new], fence)?;
@@ -136,7 +132,7 @@ impl Store {
                     return Err(Error::KeyReused { kind, key, existing });
                 }
                 Err(OpError::Sql(error)) if is_stale(&error) => return Err(Error::StaleTransaction { act }),
-                Err(error) => return Err(with_wait(error.into_error(act, self.path()), waited)),
+                Err(error) => return Err(error.into_error(act, self.path(), waited)),
             }
         };
         if answer.fresh {
@@ -237,14 +233,6 @@ impl Store {
                 Err(questions) => compare(questions, &mut compared),
             }
         }
-    }
-}
-
-/// How long the host's own busy handler has waited.
-fn with_wait(error: Error, waited: Stopwatch) -> Error {
-    match error {
-        Error::Busy { act, .. } => Error::Busy { act, waited_ms: u64::try_from(millis(waited.elapsed())).unwrap_or(0) },
-        other => other,
     }
 }
 

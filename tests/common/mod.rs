@@ -15,6 +15,7 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod app;
+pub mod clocks;
 pub mod example;
 pub mod receiver;
 
