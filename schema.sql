@@ -1,4 +1,4 @@
--- birkez, schema version 3.
+-- birkez, schema version 4.
 --
 -- These tables live in the app's own database, beside the app's tables. birkez touches nothing else in the file: not
 -- user_version, not application_id, not another table. They are not STRICT, since one STRICT table makes a whole file
@@ -64,6 +64,8 @@ CREATE TABLE birkez_job (
     idempotency  TEXT,           -- what the world outside tells repeats by; never changes. NULL: not computed yet
     holds_key    INTEGER NOT NULL DEFAULT 1 CHECK (holds_key BETWEEN 0 AND 1),  -- once dead: 1 holds its ordering key back
     corrects     INTEGER,        -- id of the job that this one corrects
+    label        TEXT,           -- what people call it
+    origin       TEXT,           -- what enqueued it, in words. NULL: a plain INSERT
 
     UNIQUE (kind, key),          -- what makes a job the same job
     CHECK ((state = 0) = (gate IS NOT NULL)),
@@ -258,6 +260,27 @@ CREATE TABLE birkez_count (
     n     INTEGER NOT NULL,
     PRIMARY KEY (kind, state)
 ) WITHOUT ROWID;
+
+-- What people did: a row per deed, and one per job that it touched. Only ever added to.
+CREATE TABLE birkez_event (
+    id      INTEGER PRIMARY KEY AUTOINCREMENT,
+    at      INTEGER NOT NULL,
+    who     TEXT NOT NULL,
+    verb    TEXT NOT NULL,
+    subject TEXT,                -- which jobs, in words
+    why     TEXT,
+    detail  TEXT                 -- JSON
+);
+CREATE TABLE birkez_event_job (
+    event   INTEGER NOT NULL,    -- birkez_event.id
+    job_id  INTEGER NOT NULL,
+    state   INTEGER NOT NULL,    -- where it was before: as in birkez_job, and 5 for running
+    class   TEXT,                -- of its last failure then
+    text    TEXT,
+    attempts INTEGER NOT NULL,
+    PRIMARY KEY (event, job_id)
+) WITHOUT ROWID;
+CREATE INDEX birkez_event_job_of ON birkez_event_job (job_id);
 
 -- For people and scripts: the six states in words.
 CREATE VIEW birkez_jobs AS

@@ -202,7 +202,7 @@ fn story(file: &Path) -> anyhow::Result<()> {
     // What a person does: looks at the other side, and says what was found there.
     let found = panel.gateway.0.lines("sent 2026-119")?.len();
     let decision = if found > 0 { Resolution::done(&"seen in the gateway's log")? } else { Resolution::Retry };
-    panel.store.resolve(text.id, decision)?;
+    panel.store.resolve(text.id, decision, "a person")?;
     println!("A person found it in the gateway's log and resolved it as done.");
     runner.stop(Duration::from_secs(10))?;
     check(&panel)

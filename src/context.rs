@@ -80,6 +80,11 @@ impl Fence {
         Err(if is_settled { self.settled() } else { self.lost() }.into())
     }
 
+    /// What stands as the origin of the jobs that the attempt enqueues.
+    pub(crate) fn origin(&self) -> String {
+        format!("job {}", self.claim.id)
+    }
+
     fn settled(&self) -> Error {
         Error::AlreadySettled { kind: self.claim.kind.clone(), key: self.claim.key.clone() }
     }

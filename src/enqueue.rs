@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rusqlite::{OptionalExtension, Row, params};
 
 use crate::error::{Error, Result};
-use crate::failure::{Class, panicked};
+use crate::failure::{Class, panicked, safe_text};
 use crate::fingerprint::Fingerprint;
 use crate::idempotency;
 use crate::job::{Enqueued, Failure, Job, Standing, check_name, holds_key, instant};
@@ -19,6 +19,8 @@ use crate::state::{JobName, JobRef, State};
 #[derive(Clone)]
 pub(crate) struct Terms {
     pub payload_limit: usize,
+    /// What stands as the origin of jobs that the app enqueues.
+    pub origin: String,
     /// What idempotency keys are computed with.
     pub secret: Vec<u8>,
 }
@@ -39,6 +41,9 @@ pub(crate) struct NewJob {
     /// `None`: computed when it is claimed, by a program that knows the kind.
     pub idempotency: Option<String>,
     holds_key: bool,
+    label: Option<String>,
+    /// What enqueues it, in words.
+    pub origin: String,
     corrects: Option<JobName>,
     /// Recomputes the fingerprint of a stored payload as today's type sees it.
     recompute: fn(u32, &str) -> Option<Fingerprint>,
@@ -73,6 +78,8 @@ impl NewJob {
             ordering_key: job.ordering_key(),
             version: job.version(),
             holds_key: holds_key::<J>(),
+            label: job.label().map(|label| safe_text(&label).into_owned()),
+            origin: terms.origin.clone(),
             corrects: job.corrects(),
             recompute: recompute::<J>,
         })
@@ -100,6 +107,8 @@ impl NewJob {
             version: None,
             idempotency: None,
             holds_key: true,
+            label: None,
+            origin: terms.origin.clone(),
             corrects: None,
             recompute: |_, payload| Fingerprint::of(payload).ok(),
         })
@@ -309,6 +318,8 @@ pub(crate) fn store(group: &mut Group<'_>, job: &NewJob, compared: &Compared, fo
         for_callers,
         job.idempotency,
         job.holds_key,
+        job.label,
+        job.origin,
         job.corrects.as_ref().map(|name| &name.kind),
         job.corrects.as_ref().map(|name| &name.key),
     ])?;

@@ -13,39 +13,8 @@ type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// What went wrong: the message says the act and the object, [`source`](std::error::Error::source) the cause.
 ///
-/// Each variant has a stable [`code`](Error::code). Serialised, an error is one shape for endpoints and scripts:
+/// Each variant has a stable [`code`](Error::code), listed there. Serialised, an error is one shape for endpoints and scripts:
 /// `{"code", "message", "kind", "key", "retryable"}`.
-///
-/// | code | when | again? |
-/// | --- | --- | --- |
-/// | `KEY_REQUIRED`, `KEY_TOO_LONG`, `KEY_INVALID`, `KIND_INVALID` | the job's name cannot be one | no |
-/// | `PAYLOAD_TOO_LARGE`, `PAYLOAD_INVALID` | the payload was refused before any write | no |
-/// | `KEY_REUSED` | the key names a job with other content; nothing changed | no |
-/// | `IN_PROGRESS` | the job is running elsewhere | yes |
-/// | `NOT_FOR_CALLERS` | `once` on a job that was enqueued for runners | no |
-/// | `FAILED` | the closure of `once` failed; the attempt is on record | as its class says |
-/// | `DEAD`, `CANCELLED`, `PARKED` | `once` on a job in that state | no |
-/// | `RESULT_GONE`, `RESULT_UNREADABLE` | the job is done, its output is not to be had | no |
-/// | `LEASE_LOST` | the job was taken from this worker; nothing was written | no |
-/// | `ALREADY_SETTLED` | a second `commit`, or any write of an attempt after it | no |
-/// | `NOTHING_TO_CORRECT` | the job names one to correct that is not in the file; nothing was stored | no |
-/// | `STEP_INVALID`, `STEP_REPEATED`, `STEP_NOT_STORED` | a step that the program makes wrongly; the job ends | no |
-/// | `STEP_UNREADABLE` | a step's stored output does not decode; it was not run again | no |
-/// | `NO_SUCH_JOB`, `NOT_PARKED`, `MUST_RESOLVE` | a person's decision about a job that waits for none, or not for this one | no |
-/// | `OUTPUT_MISMATCH` | `commit` was given a value that is not the job's `Output` | no |
-/// | `INSIDE_TRANSACTION` | a writing call inside a transaction closure; the message names the right one | no |
-/// | `TRANSACTION_ENDED` | a closure ended the transaction it was given; what it wrote is rolled back or its own | no |
-/// | `BUSY` | another connection held the file for the whole busy deadline | yes |
-/// | `STALE_TRANSACTION` | `enqueue_in` in a transaction that read too early; run all of it again | yes |
-/// | `DISK_FULL` | nothing was stored | yes |
-/// | `OUTCOME_UNKNOWN` | COMMIT failed; repeating under the same key is safe | yes |
-/// | `CLOSURE_FAILED` | the closure of `store.write` returned an error | no |
-/// | `INTERRUPTED` | a closure held the writer lock too long | no |
-/// | `OTHER_FILE` | `enqueue_in` was given a transaction of another file | no |
-/// | `NOT_WAL`, `NOT_A_DATABASE`, `NOT_A_FILE`, `DAMAGED`, `UNWRITABLE`, `NEWER_SCHEMA`, `FOREIGN_SCHEMA`, `ENGINE_TOO_OLD` | the file or the engine is not fit | no |
-/// | `DUPLICATE_KIND`, `TOO_MANY_KINDS`, `SCHEDULE_INVALID`, `WEBHOOK_INVALID` | a runner was described wrongly | no |
-/// | `STOPPED` | the runner has ended | no |
-/// | `IO`, `STORAGE` | anything else of the system or of SQLite | no |
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -257,15 +226,17 @@ pub enum Error {
         /// Why: `too_large`, `unserialisable`, or `unreadable` (what it serialises to does not decode again, such as NaN).
         note: &'static str,
     },
-    /// There is no job with this number.
-    #[error("there is no job {id}")]
+    /// There is no such job.
+    #[error("there is no {job}")]
     NoSuchJob {
-        /// The number.
-        id: i64,
+        /// The job that was named: `job 17`, or its kind and key.
+        job: String,
     },
-    /// A person's decision about a job that waits for none.
-    #[error("`{kind}` `{key}` is {state} and waits for nobody's decision")]
-    NotParked {
+    /// What was asked for does not apply to a job in this state.
+    #[error("{act} does not apply to `{kind}` `{key}`, which is {state}")]
+    WrongState {
+        /// What was to be done.
+        act: &'static str,
         /// Kind of the job.
         kind: String,
         /// Key of the job.

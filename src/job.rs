@@ -114,6 +114,12 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
         None
     }
 
+    /// What people call this piece of work, such as the name of a file: it is shown in lists, with failures and in notices,
+    /// where a payload is not. Defaults to none: then its key is all that is shown.
+    fn label(&self) -> Option<String> {
+        None
+    }
+
     /// The job that this one corrects. What has been done is never edited: a correction is a job of its own, and the two
     /// show each other ([`JobInfo`](crate::JobInfo)). The name is the one it is stored under. Enqueueing fails if the file does
     /// not know it, and a repeat that names another one is a reused key.

@@ -62,6 +62,7 @@ pub use rusqlite;
 
 mod job;
 mod store;
+mod act;
 mod enqueue;
 mod fingerprint;
 mod idempotency;
@@ -96,6 +97,7 @@ mod state;
 
 pub mod testing;
 
+pub use self::act::{Deed, DeedInfo, DeedPage, Resolution, Touched, Which};
 pub use self::clock::{Clock, SystemClock};
 pub use self::connect::Durability;
 pub use self::context::{Context, Progress};
@@ -109,7 +111,7 @@ pub use self::schedule::{
     KeptSchedule, MissedInfo, Occurrence, OccurrenceInfo, Overlap, RequestInfo, Schedule, ScheduleInfo,
 };
 pub use self::state::{JobName, JobRef, State};
-pub use self::store::{Attempt, BlockedKey, Filter, JobInfo, Page, Resolution, StepInfo, Store, StoreBuilder};
+pub use self::store::{Attempt, BlockedKey, Filter, JobInfo, Page, StepInfo, Store, StoreBuilder};
 #[cfg(feature = "webhook")]
 pub use self::webhook::Webhook;
 

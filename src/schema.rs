@@ -13,8 +13,11 @@ pub(crate) const VERSION: i64 = STEPS.len() as i64 + 1;
 
 /// How a file of version *n* becomes one of version *n + 1*: step *n - 1*, in one transaction with all later ones and the
 /// version row. A step that keeps programs of the version before it right leaves `OLDEST_WRITER` alone.
-const STEPS: [Step; 2] =
-    [|tx| tx.execute_batch(include_str!("schema/2.sql")), |tx| tx.execute_batch(include_str!("schema/3.sql"))];
+const STEPS: [Step; 3] = [
+    |tx| tx.execute_batch(include_str!("schema/2.sql")),
+    |tx| tx.execute_batch(include_str!("schema/3.sql")),
+    |tx| tx.execute_batch(include_str!("schema/4.sql")),
+];
 
 type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
 

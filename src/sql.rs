@@ -1,7 +1,9 @@
 //! Every statement that birkez runs, in the order of a job's life. Values are always bound, never pasted.
 
+mod deeds;
 mod schedules;
 
+pub(crate) use self::deeds::*;
 pub(crate) use self::schedules::*;
 
 /// Which jobs are in the line of an ordering key: the condition of `birkez_job_line`, word for word, or SQLite would walk
@@ -31,14 +33,14 @@ pub(crate) const VERSION: &str = "SELECT version, oldest_writer FROM main.birkez
 pub(crate) const INSERT_JOB: &str = concat!(
     "
 INSERT INTO main.birkez_job (kind, key, payload, shape, fingerprint, gate, run_at, priority, ordering_key, version, created_at,
-                             for_callers, idempotency, holds_key, corrects)
+                             for_callers, idempotency, holds_key, label, origin, corrects)
 VALUES (?1, ?2, ?3, ?4, ?5,
         CASE WHEN ?9 IS NOT NULL AND ?12 = 0
                   AND EXISTS (SELECT 1 FROM main.birkez_job AS ahead WHERE ahead.ordering_key = ?9 AND ",
     in_line!("ahead"),
     ") THEN 2 ELSE ?6 END,
-        ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14,
-        CASE WHEN ?15 IS NOT NULL THEN (SELECT id FROM main.birkez_job WHERE kind = ?15 AND key = ?16) END)
+        ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16,
+        CASE WHEN ?17 IS NOT NULL THEN (SELECT id FROM main.birkez_job WHERE kind = ?17 AND key = ?18) END)
 ON CONFLICT (kind, key) DO NOTHING"
 );
 
@@ -75,7 +77,8 @@ SET gate = CASE WHEN ordering_key IS NOT NULL
                      AND EXISTS (SELECT 1 FROM main.birkez_job AS ahead
                                  WHERE ahead.ordering_key = birkez_job.ordering_key AND ahead.id < birkez_job.id AND ",
     in_line!("ahead"),
-    ") THEN 2 ELSE 1 END,
+    ") THEN 2
+                WHEN suspect IS NOT NULL THEN 3 ELSE 1 END,
     run_at = CASE run_at WHEN 0 THEN ?1 ELSE run_at END,
     created_at = CASE created_at WHEN 0 THEN ?1 ELSE created_at END
 WHERE id IN (SELECT id FROM main.birkez_job WHERE gate = 0 AND run_at <= ?1 ORDER BY run_at LIMIT 1000)"
@@ -243,11 +246,15 @@ pub(crate) const COUNT: &str = "
 INSERT INTO main.birkez_count (kind, state, n) VALUES (?1, ?2, ?3)
 ON CONFLICT (kind, state) DO UPDATE SET n = n + excluded.n";
 
-/// In bounded batches, so that no release of many holds the writer lock for long.
 pub(crate) const RESUME: &str = "
-UPDATE main.birkez_job
-SET state = 0, gate = CASE for_callers WHEN 1 THEN 4 ELSE 0 END, reason = NULL, run_at = ?2, deadline = NULL
-WHERE id IN (SELECT id FROM main.birkez_job WHERE state = 1 AND reason = ?1 LIMIT ?3)";
+UPDATE main.birkez_job SET state = 0, gate = ?3, reason = NULL, run_at = ?2, deadline = NULL WHERE id = ?1 AND state = 1";
+
+pub(crate) const RESCHEDULE: &str = "
+UPDATE main.birkez_job SET run_at = ?2, gate = ?3 WHERE id = ?1 AND state = 0";
+
+/// Its fingerprint stays: a repeat with other content is still told apart.
+pub(crate) const DISCARD: &str =
+    "UPDATE main.birkez_job SET state = 4, payload = NULL, finished_at = ?2 WHERE id = ?1 AND state = 3";
 
 /// What a person has decided of a parked job. `claims` stays: its token is out with nobody.
 pub(crate) const RESOLVE: &str = "
@@ -322,7 +329,8 @@ SELECT job.id, job.kind, job.key, job.state, lease.job_id IS NOT NULL, job.run_a
        CASE WHEN job.gate = 2 THEN (SELECT id FROM main.birkez_job AS ahead
                                     WHERE ahead.ordering_key = job.ordering_key AND ",
     in_line!("ahead"),
-    " ORDER BY id LIMIT 1) END
+    " ORDER BY id LIMIT 1) END,
+       job.label, job.origin
 FROM main.birkez_job AS job
 LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
 LEFT JOIN main.birkez_job AS corrected ON corrected.id = job.corrects
@@ -334,6 +342,21 @@ pub(crate) fn list_jobs(condition: &str, parameters: usize) -> String {
     let and = if condition.is_empty() { "" } else { " AND " };
     let (below, limit) = (parameters - 1, parameters);
     format!("{JOB_COLUMNS} WHERE {condition}{and}job.id < ?{below} ORDER BY job.id DESC LIMIT ?{limit}")
+}
+
+/// The numbers of the jobs that are meant, lowest first.
+pub(crate) fn select_jobs(condition: &str) -> String {
+    let condition = if condition.is_empty() { "true" } else { condition };
+    format!(
+        "SELECT job.id FROM main.birkez_job AS job LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
+         WHERE {condition} ORDER BY job.id"
+    )
+}
+
+/// One job, if it is still meant; the last of `parameters` is its number.
+pub(crate) fn job_if(condition: &str, parameters: usize) -> String {
+    let and = if condition.is_empty() { "" } else { " AND " };
+    format!("{JOB_COLUMNS} WHERE {condition}{and}job.id = ?{parameters}")
 }
 
 pub(crate) fn count_by_class(condition: &str) -> String {

@@ -6,8 +6,6 @@ mod lines;
 mod list;
 mod look;
 mod once;
-mod resolve;
-mod resume;
 mod write;
 
 use std::path::Path;
@@ -21,9 +19,9 @@ pub use self::builder::StoreBuilder;
 pub use self::filter::Filter;
 pub use self::lines::BlockedKey;
 pub use self::list::Page;
+pub(crate) use self::look::read_job;
 pub use self::look::{Attempt, JobInfo, StepInfo};
 pub(crate) use self::once::ended_by;
-pub use self::resolve::Resolution;
 pub(crate) use self::write::Written;
 use crate::clock::Clock;
 use crate::connect::{Connector, within};
@@ -83,7 +81,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// The file is not fit, each case with its own code: see the table at [`Error`].
+    /// The file is not fit, each case with its own code: see the table at [`Error::code`].
     pub fn open(path: impl AsRef<Path>) -> Result<Store> {
         Store::builder(path).open()
     }

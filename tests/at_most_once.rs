@@ -165,21 +165,21 @@ fn a_persons_decision_counts_once() {
     }
     drain.drain().unwrap();
     let id = |n: u32| store.find("notify", &format!("Fail-{n}")).unwrap().unwrap().id;
-    assert_eq!(store.resume("unknown_outcome").unwrap_err().code(), "MUST_RESOLVE");
-    store.resolve(id(1), Resolution::done(&"sent").unwrap()).unwrap();
-    store.resolve(id(2), Resolution::Dead).unwrap();
-    store.resolve(id(3), Resolution::Retry).unwrap();
+    assert_eq!(store.resume("unknown_outcome", "a person").unwrap_err().code(), "MUST_RESOLVE");
+    store.resolve(id(1), Resolution::done(&"sent").unwrap(), "a person").unwrap();
+    store.resolve(id(2), Resolution::Dead, "a person").unwrap();
+    store.resolve(id(3), Resolution::Retry, "a person").unwrap();
     for (n, again) in [(1, Resolution::Retry), (2, Resolution::done(&"sent").unwrap()), (3, Resolution::Dead)] {
-        let error = store.resolve(id(n), again).unwrap_err();
-        assert_eq!(error.code(), "NOT_PARKED", "{error}");
+        let error = store.resolve(id(n), again, "a person").unwrap_err();
+        assert_eq!(error.code(), "WRONG_STATE", "{error}");
     }
-    assert_eq!(store.resolve(99, Resolution::Retry).unwrap_err().code(), "NO_SUCH_JOB");
+    assert_eq!(store.resolve(99, Resolution::Retry, "a person").unwrap_err().code(), "NO_SUCH_JOB");
     let Standing::Done(output) = store.enqueue(&notify(1, End::Fail)).unwrap().standing else { panic!("done") };
     assert_eq!(output.unwrap(), "sent");
     drain.drain().unwrap();
     assert_eq!(log.count("start Fail-3"), 2, "it ran once more, by a person's word");
     assert_unknown(&store, "Fail-3", Some(Class::Transient));
-    store.resolve(id(3), Resolution::Retry).unwrap();
+    store.resolve(id(3), Resolution::Retry, "a person").unwrap();
     let counted = store.finished().unwrap();
     assert_eq!(counted, [("notify".to_owned(), State::Done, 1), ("notify".to_owned(), State::Dead, 1)]);
 }
@@ -193,7 +193,7 @@ fn once_of_such_a_kind_is_run_by_one_caller_only() {
     let id = assert_unknown(&store, "Well-1", None);
     let again = store.once(&notify(1, End::Well), |_| unreachable!("it must not run")).unwrap_err();
     assert_eq!(again.code(), "PARKED");
-    store.resolve(id, Resolution::Retry).unwrap();
+    store.resolve(id, Resolution::Retry, "a person").unwrap();
     assert_eq!(store.once(&notify(1, End::Well), |_| Ok("sent".to_owned())).unwrap(), "sent");
 }
 

@@ -111,7 +111,7 @@ impl Calls {
         timed("enqueue_all", &mut || told(store.enqueue_all(&[key("all-1"), key("all-2")])));
         timed("once", &mut || told(store.once(&key("once"), |_| Ok(1))));
         timed("write", &mut || told(store.write(|tx| Ok(tx.execute("INSERT INTO effect VALUES ('write')", [])?))));
-        timed("resume", &mut || told(store.resume("nothing")));
+        timed("resume", &mut || told(store.resume("nothing", "a person")));
         timed("open", &mut || told(Store::builder(store.path()).busy_deadline(DEADLINE).open()));
         timed("start", &mut || told(runner(store)));
         timed("stop", &mut || told(self.to_stop.lock().unwrap().take().unwrap().stop(GRACE)));

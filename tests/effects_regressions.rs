@@ -142,7 +142,7 @@ fn a_wait_that_somebody_asks_for_does_not_make_what_may_run_once_run_again() {
             Some("unknown_outcome"),
             "{what}: a person can still say that it was done"
         );
-        store.resolve(job.id, Resolution::Done(7.into())).unwrap();
+        store.resolve(job.id, Resolution::Done(7.into()), "a person").unwrap();
     }
 }
 
@@ -195,9 +195,9 @@ fn a_person_frees_a_line_that_a_dead_job_holds_and_whoever_waits_behind_says_so(
     let waits = store.job(behind).unwrap().unwrap();
     assert_eq!((waits.state, waits.behind), (State::Waiting, Some(dead)));
     assert_eq!(store.blocked_keys().unwrap()[0].head.id, dead);
-    assert!(store.pass_over(dead).unwrap() && !store.pass_over(dead).unwrap());
-    assert!(!store.pass_over(behind).unwrap(), "it is not dead");
-    assert_eq!(store.pass_over(99).unwrap_err().code(), "NO_SUCH_JOB");
+    assert!(store.pass_over(dead, "a person").unwrap() && !store.pass_over(dead, "a person").unwrap());
+    assert!(!store.pass_over(behind, "a person").unwrap(), "it is not dead");
+    assert_eq!(store.pass_over(99, "a person").unwrap_err().code(), "NO_SUCH_JOB");
     assert_eq!(drain.drain().unwrap(), 1);
     let job = |id| store.job(id).unwrap().unwrap();
     assert_eq!((job(dead).state, job(behind).state, job(behind).behind), (State::Dead, State::Done, None));
@@ -432,7 +432,7 @@ fn an_answer_says_whether_a_job_belongs_to_callers_and_a_decision_keeps_to_the_l
     let met = store.enqueue(&Work { n: 1 }).unwrap();
     assert!(met.for_callers && !store.enqueue(&Work { n: 2 }).unwrap().for_callers);
     let large = Resolution::done(&"x".repeat(100)).unwrap();
-    assert_eq!(store.resolve(met.id, large).unwrap_err().code(), "PAYLOAD_TOO_LARGE");
-    store.resolve(met.id, Resolution::done(&7).unwrap()).unwrap();
+    assert_eq!(store.resolve(met.id, large, "a person").unwrap_err().code(), "PAYLOAD_TOO_LARGE");
+    store.resolve(met.id, Resolution::done(&7).unwrap(), "a person").unwrap();
     assert_eq!(store.once(&Work { n: 1 }, |_| unreachable!("it is done")).unwrap(), 7);
 }

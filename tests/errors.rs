@@ -44,7 +44,7 @@ fn of_jobs() -> Vec<Error> {
         Error::StepRepeated { kind: kind(), key: key(), step: step() },
         Error::StepUnreadable { kind: kind(), key: key(), step: step(), source: cause() },
         Error::StepNotStored { kind: kind(), key: key(), step: step(), note: "too_large" },
-        Error::NotParked { kind: kind(), key: key(), state: State::Done },
+        Error::WrongState { act: "resolve", kind: kind(), key: key(), state: State::Done },
     ]
 }
 
@@ -65,7 +65,7 @@ fn of_others() -> Vec<Error> {
         Error::Interrupted { act, held_ms: 5_001 },
         Error::Closure { act, source: cause() },
         Error::StaleTransaction { act },
-        Error::NoSuchJob { id: 4711 },
+        Error::NoSuchJob { job: "job 4711".into() },
         Error::MustResolve,
         Error::NotWal { path: path(), mode: "delete".into() },
         Error::NotADatabase { path: path() },

@@ -262,7 +262,7 @@ fn a_parked_one_says_what_it_waits_for_and_costs_no_attempt() {
     let parked = job(&store, "m");
     assert_eq!((parked.state, parked.attempts, parked.for_callers), (State::Parked, 0, true));
     // Released, it is still the callers'.
-    assert_eq!(store.resume("auth:bank").unwrap(), 1);
+    assert_eq!(store.resume("auth:bank", "a person").unwrap(), 1);
     let drain = Drain::new(Runner::builder(&store).handle(|_: Close, _cx: &Context| Ok("by a runner".into()))).unwrap();
     assert_eq!(drain.drain().unwrap(), 0);
     assert_eq!(store.once(&close("m"), |cx| Ok(format!("attempt {}", cx.attempt()))).unwrap(), "attempt 1");

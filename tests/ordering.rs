@@ -172,7 +172,7 @@ fn a_parked_head_holds_its_line_until_it_is_resumed() {
     drain.drain().unwrap();
     assert_eq!(seen(&ran), "b/1");
     PARKED.store(false, Ordering::SeqCst);
-    assert_eq!(store.resume("auth").unwrap(), 1);
+    assert_eq!(store.resume("auth", "a person").unwrap(), 1);
     drain.drain().unwrap();
     assert_eq!(seen(&ran), "b/1 a/1 a/2");
 }
@@ -211,9 +211,9 @@ fn a_persons_decision_moves_the_line_up() {
     drain.drain().unwrap();
     assert_eq!(seen(&ran), "");
     let id = |of: &str| store.find("change", &format!("{of}/1")).unwrap().unwrap().id;
-    store.resolve(id("done"), Resolution::done(&1).unwrap()).unwrap();
-    store.resolve(id("dead"), Resolution::Dead).unwrap();
-    store.resolve(id("retry"), Resolution::Retry).unwrap();
+    store.resolve(id("done"), Resolution::done(&1).unwrap(), "a person").unwrap();
+    store.resolve(id("dead"), Resolution::Dead, "a person").unwrap();
+    store.resolve(id("retry"), Resolution::Retry, "a person").unwrap();
     drain.drain().unwrap();
     assert_eq!(seen(&ran), "done/2", "a dead one of this kind holds its line, one that is tried again is parked again");
 }
@@ -290,7 +290,7 @@ fn what_a_person_calls_done_counts_as_done_for_older_versions() {
     let update = |event, at| Update { of: "subscription".to_owned(), at, event };
     let newest = store.enqueue(&update(1, 9)).unwrap().id;
     drain.drain().unwrap();
-    store.resolve(newest, Resolution::done(&1).unwrap()).unwrap();
+    store.resolve(newest, Resolution::done(&1).unwrap(), "a person").unwrap();
     let _ = store.enqueue_all(&[update(2, 3), update(3, 9)]).unwrap();
     assert_eq!(drain.drain().unwrap(), 1, "behind the old one, in the same drain");
     let state = |key: &str| store.find("update", key).unwrap().unwrap().state;

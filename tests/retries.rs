@@ -214,8 +214,8 @@ fn a_parked_job_burns_nothing_until_it_is_resumed() {
     assert_eq!((job.state, job.attempts, job.parked_for.as_deref()), (State::Parked, 0, Some("auth:bank")));
     assert_eq!(job.last_failure.unwrap().class, Class::Parked);
 
-    assert_eq!(bench.store.resume("auth:other").unwrap(), 0);
-    assert_eq!(bench.store.resume("auth:bank").unwrap(), 20);
+    assert_eq!(bench.store.resume("auth:other", "a person").unwrap(), 0);
+    assert_eq!(bench.store.resume("auth:bank", "a person").unwrap(), 20);
     bench.answers(|_| Err(anyhow!("no")));
     assert_eq!(bench.drain(), 20);
     let job = bench.store.find("call", "7").unwrap().unwrap();

@@ -107,7 +107,7 @@ fn behind_the_mark_an_occurrence_is_skipped_for_overlap_once() {
     assert_eq!(records.len(), 2, "{records:?}");
     assert_eq!(records[1], ("2026-05-01T01:00:00Z".to_owned(), 1, "overlap".to_owned()));
     desk.hold.store(false, Ordering::Release);
-    desk.store.resume("hold").unwrap();
+    desk.store.resume("hold", "a person").unwrap();
     drain.drain().unwrap();
     desk.set("2026-05-01T02:00:30Z");
     drain.drain().unwrap();
@@ -189,7 +189,7 @@ fn what_a_failing_mapping_has_kept_for_long_runs_one_after_another_even_where_ov
     drain.drain().unwrap();
     assert_eq!(desk.made("s"), ["2026-05-01T01:00:00Z"]);
     desk.hold.store(false, Ordering::Release);
-    desk.store.resume("hold").unwrap();
+    desk.store.resume("hold", "a person").unwrap();
     drain.drain().unwrap();
     assert_eq!((desk.made("s").len(), desk.records("s")), (5, vec![]));
 }
@@ -208,7 +208,7 @@ fn what_is_missed_beside_a_run_that_waits_is_recorded_once() {
     let skipped = ("2026-05-01T03:00:00Z".to_owned(), 3, "skipped".to_owned());
     assert_eq!((desk.made("s").len(), desk.records("s")), (1, vec![skipped.clone()]));
     desk.hold.store(false, Ordering::Release);
-    desk.store.resume("hold").unwrap();
+    desk.store.resume("hold", "a person").unwrap();
     for _ in 0..3 {
         drain.drain().unwrap();
     }

@@ -168,7 +168,7 @@ fn a_run_that_lasts_keeps_the_next_from_starting_unless_overlap_is_allowed() {
         desk.run_to("2026-05-01T01:04:30Z", &drain);
         assert_eq!(desk.made().len(), while_held, "{overlap:?}");
         desk.hold.store(false, Ordering::Release);
-        store.resume("hold").unwrap();
+        store.resume("hold", "a person").unwrap();
         drain.drain().unwrap();
         drain.drain().unwrap();
         assert_eq!(desk.made().len(), after, "{overlap:?}");
@@ -191,7 +191,7 @@ fn what_is_caught_up_one_by_one_is_never_skipped_for_overlap() {
     drain.drain().unwrap();
     assert_eq!(desk.made(), ["2026-05-01T01:00:00Z"], "the second waits for the first");
     desk.hold.store(false, Ordering::Release);
-    store.resume("hold").unwrap();
+    store.resume("hold", "a person").unwrap();
     for _ in 0..4 {
         drain.drain().unwrap();
     }

@@ -101,7 +101,7 @@ impl Desk {
 
     fn release(&self, drain: &Drain) {
         self.hold.store(false, Ordering::Release);
-        self.store.resume("hold").unwrap();
+        self.store.resume("hold", "a person").unwrap();
         drain.drain().unwrap();
     }
 

@@ -282,7 +282,7 @@ fn steps_and_lines_of_an_old_file_go_on_where_they_stood() {
         let stepped = store.find("statement", "stepped").unwrap().unwrap();
         assert_eq!(stepped.progress.map(|progress| (progress.done, progress.total)), Some((1, 2)));
         assert!(!ran.lock().unwrap().iter().any(|card| card.starts_with("line/")), "version {version}");
-        store.resume("line").unwrap();
+        store.resume("line", "a person").unwrap();
         drain.drain().unwrap();
         let ran = ran.lock().unwrap();
         let line: Vec<_> = ran.iter().filter(|card| card.starts_with("line/")).collect();
@@ -339,7 +339,7 @@ fn a_file_that_only_newer_programs_may_write_is_refused_and_stays_as_it_was() {
     let error = folder.open().unwrap_err();
     assert_eq!(error.code(), "NEWER_SCHEMA");
     let text = error.to_string();
-    for word in [folder.path().to_str().unwrap(), "1007", "1005", "knows 3", "update the program"] {
+    for word in [folder.path().to_str().unwrap(), "1007", "1005", "knows 4", "update the program"] {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
     assert!(fs::read(folder.path()).unwrap() == before);

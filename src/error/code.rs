@@ -7,7 +7,38 @@ use super::Error;
 use crate::state::State;
 
 impl Error {
-    /// The stable code, for programs to compare. See the table at [`Error`].
+    /// The stable code, for programs to compare.
+    ///
+    /// | code | when | again? |
+    /// | --- | --- | --- |
+    /// | `KEY_REQUIRED`, `KEY_TOO_LONG`, `KEY_INVALID`, `KIND_INVALID` | the job's name cannot be one | no |
+    /// | `PAYLOAD_TOO_LARGE`, `PAYLOAD_INVALID` | the payload was refused before any write | no |
+    /// | `KEY_REUSED` | the key names a job with other content; nothing changed | no |
+    /// | `IN_PROGRESS` | the job is running elsewhere | yes |
+    /// | `NOT_FOR_CALLERS` | `once` on a job that was enqueued for runners | no |
+    /// | `FAILED` | the closure of `once` failed; the attempt is on record | as its class says |
+    /// | `DEAD`, `CANCELLED`, `PARKED` | `once` on a job in that state | no |
+    /// | `RESULT_GONE`, `RESULT_UNREADABLE` | the job is done, its output is not to be had | no |
+    /// | `LEASE_LOST` | the job was taken from this worker; nothing was written | no |
+    /// | `ALREADY_SETTLED` | a second `commit`, or any write of an attempt after it | no |
+    /// | `NOTHING_TO_CORRECT` | the job names one to correct that is not in the file; nothing was stored | no |
+    /// | `STEP_INVALID`, `STEP_REPEATED`, `STEP_NOT_STORED` | a step that the program makes wrongly; the job ends | no |
+    /// | `STEP_UNREADABLE` | a step's stored output does not decode; it was not run again | no |
+    /// | `NO_SUCH_JOB`, `WRONG_STATE`, `MUST_RESOLVE` | what a person decides does not apply to the job as it stands | no |
+    /// | `OUTPUT_MISMATCH` | `commit` was given a value that is not the job's `Output` | no |
+    /// | `INSIDE_TRANSACTION` | a writing call inside a transaction closure; the message names the right one | no |
+    /// | `TRANSACTION_ENDED` | a closure ended the transaction it was given; what it wrote is rolled back or its own | no |
+    /// | `BUSY` | another connection held the file for the whole busy deadline | yes |
+    /// | `STALE_TRANSACTION` | `enqueue_in` in a transaction that read too early; run all of it again | yes |
+    /// | `DISK_FULL` | nothing was stored | yes |
+    /// | `OUTCOME_UNKNOWN` | COMMIT failed; repeating under the same key is safe | yes |
+    /// | `CLOSURE_FAILED` | the closure of `store.write` returned an error | no |
+    /// | `INTERRUPTED` | a closure held the writer lock too long | no |
+    /// | `OTHER_FILE` | `enqueue_in` was given a transaction of another file | no |
+    /// | `NOT_WAL`, `NOT_A_DATABASE`, `NOT_A_FILE`, `DAMAGED`, `UNWRITABLE`, `NEWER_SCHEMA`, `FOREIGN_SCHEMA`, `ENGINE_TOO_OLD` | the file or the engine is not fit | no |
+    /// | `DUPLICATE_KIND`, `TOO_MANY_KINDS`, `SCHEDULE_INVALID`, `WEBHOOK_INVALID` | a runner was described wrongly | no |
+    /// | `STOPPED` | the runner has ended | no |
+    /// | `IO`, `STORAGE` | anything else of the system or of SQLite | no |
     pub fn code(&self) -> &'static str {
         match self {
             Error::KeyRequired { .. } => "KEY_REQUIRED",
@@ -33,7 +64,7 @@ impl Error {
             Error::StepUnreadable { .. } => "STEP_UNREADABLE",
             Error::StepNotStored { .. } => "STEP_NOT_STORED",
             Error::NoSuchJob { .. } => "NO_SUCH_JOB",
-            Error::NotParked { .. } => "NOT_PARKED",
+            Error::WrongState { .. } => "WRONG_STATE",
             Error::MustResolve => "MUST_RESOLVE",
             Error::StaleTransaction { .. } => "STALE_TRANSACTION",
             Error::OutputMismatch { .. } => "OUTPUT_MISMATCH",
@@ -97,7 +128,7 @@ impl Error {
             | Error::StepRepeated { kind, key, .. }
             | Error::StepUnreadable { kind, key, .. }
             | Error::StepNotStored { kind, key, .. }
-            | Error::NotParked { kind, key, .. }
+            | Error::WrongState { kind, key, .. }
             | Error::OutputMismatch { kind, key } => Some((kind, key)),
             _ => None,
         }

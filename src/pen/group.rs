@@ -109,17 +109,8 @@ impl<'a> Group<'a> {
         if run_at <= self.now {
             self.claimable = true;
         } else {
-            self.note_later(run_at);
+            self.due_later = Some(self.due_later.map_or(run_at, |known| known.min(run_at)));
         }
-    }
-
-    /// Jobs in it are due that have yet to be let in.
-    pub(crate) fn come_due(&mut self) {
-        self.note_later(self.now);
-    }
-
-    fn note_later(&mut self, at: i64) {
-        self.due_later = Some(self.due_later.map_or(at, |known| known.min(at)));
     }
 
     /// A job of `kind` came to (or left) a finished state.

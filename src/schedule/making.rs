@@ -62,7 +62,11 @@ impl Planner {
 
     fn map(&self, mine: &Mine, occurrence: &Occurrence) -> std::result::Result<Vec<NewJob>, String> {
         match catch_unwind(AssertUnwindSafe(|| (mine.map)(occurrence, &self.store.inner.terms))) {
-            Ok(jobs) => jobs.map_err(|error| text_of(&error)),
+            Ok(mut jobs) => {
+                let origin = format!("schedule {} {}", occurrence.schedule(), occurrence.id());
+                jobs.iter_mut().flatten().for_each(|job| job.origin.clone_from(&origin));
+                jobs.map_err(|error| text_of(&error))
+            }
             Err(panic) => Err(format!("its mapping function panicked: {}", panic_text(&*panic))),
         }
     }

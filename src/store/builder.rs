@@ -13,6 +13,7 @@ use crate::endings::Endings;
 use crate::enqueue::Terms;
 use crate::error::{Error, Result};
 use crate::pen::{Pen, Rider};
+use crate::platform;
 use crate::schema;
 use crate::trial::Trial;
 
@@ -45,7 +46,11 @@ impl StoreBuilder {
             pool_size: 4,
             busy: Duration::from_secs(10),
             lease: Duration::from_secs(30),
-            terms: Terms { payload_limit: 256 * 1024, secret: Vec::new() },
+            terms: Terms {
+                payload_limit: 256 * 1024,
+                origin: format!("app {}", platform::program_name()),
+                secret: Vec::new(),
+            },
             switch_to_wal: false,
             accept_engine: false,
         }
@@ -118,7 +123,7 @@ impl StoreBuilder {
     ///
     /// # Errors
     ///
-    /// The file is not fit, each case with its own code: see the table at [`Error`]. The file stays as it was.
+    /// The file is not fit, each case with its own code: see the table at [`Error::code`]. The file stays as it was.
     pub fn open(mut self) -> Result<Store> {
         check_engine(self.accept_engine)?;
         self.connector.path = locate(&self.path)?;

@@ -1,5 +1,7 @@
 //! Which jobs are meant.
 
+use std::fmt;
+
 use chrono::{DateTime, Utc};
 use rusqlite::types::Value;
 
@@ -97,7 +99,7 @@ impl Filter {
     }
 
     /// The condition, for a table `job` joined with `lease`, and the values of its parameters.
-    pub(super) fn condition(&self) -> (String, Vec<Value>) {
+    pub(crate) fn condition(&self) -> (String, Vec<Value>) {
         let mut terms = Terms::default();
         if let Some(state) = self.state {
             terms.state(state);
@@ -126,6 +128,28 @@ impl Filter {
         terms.compare("job.finished_at >=", from);
         terms.compare("job.finished_at <", until);
         (terms.text.join(" AND "), terms.values)
+    }
+}
+
+/// In words, as it stands in the record of deeds.
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut words = Vec::new();
+        words.extend(self.state.map(|state| state.to_string()));
+        words.extend((!self.kinds.is_empty()).then(|| format!("kind {}", self.kinds.join(" or "))));
+        let mut say = |word: &str, value: Option<String>| words.extend(value.map(|value| format!("{word} {value}")));
+        say("key from", self.key_prefix.clone());
+        say("class", self.class.map(|class| class.to_string()));
+        say("error with", self.error.clone());
+        say("parked for", self.parked_for.clone());
+        say("ordering key", self.ordering_key.clone());
+        say("attempts at least", self.least_attempts.map(|attempts| attempts.to_string()));
+        let time = |at: Option<DateTime<Utc>>| at.map(|at| at.to_rfc3339());
+        say("enqueued from", time(self.created[0]));
+        say("enqueued before", time(self.created[1]));
+        say("ended from", time(self.finished[0]));
+        say("ended before", time(self.finished[1]));
+        if words.is_empty() { f.write_str("all jobs") } else { f.write_str(&words.join(", ")) }
     }
 }
 

@@ -1,15 +1,12 @@
-//! Lines that do not move, and how they are freed.
+//! Lines that do not move.
 
 use chrono::{DateTime, Utc};
-use rusqlite::OptionalExtension;
 use serde::Serialize;
 
 use super::look::read_job;
 use super::{JobInfo, Store};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::instant;
-use crate::ordering::move_up;
-use crate::pen::{Act, Mode};
 use crate::sql;
 use crate::state::State;
 
@@ -27,25 +24,7 @@ pub struct BlockedKey {
     pub why: String,
 }
 
-const PASS_OVER: Act = Act { name: "pass_over", instead: "it after the transaction" };
-
 impl Store {
-    /// Lets a line go on without the dead job at its head, which stays dead. False if the job is not dead, or held nobody.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoSuchJob`]; those of writing the file.
-    pub fn pass_over(&self, job: i64) -> Result<bool> {
-        self.inner.pen.write(PASS_OVER, Mode { atomic: true, ..Mode::default() }, move |group| {
-            let dead = group.statement(&sql::job_by_id())?.query_row([job], read_job).optional()?;
-            let dead = dead.ok_or(Error::NoSuchJob { id: job })?;
-            let Some(line) = dead.line() else { return Ok(false) };
-            let passed = group.statement(sql::PASS_OVER)?.execute([job])? == 1;
-            move_up(group, line)?;
-            Ok(passed)
-        })
-    }
-
     /// Ordering keys with jobs that wait behind a head which does not run now: it is dead and holds its key, parked, or
     /// waits for its time or a retry. Oldest head first.
     ///

@@ -23,6 +23,8 @@ pub struct JobInfo {
     pub kind: String,
     /// Its key.
     pub key: String,
+    /// What people call it.
+    pub label: Option<String>,
     /// Where it is in its life.
     pub state: State,
     /// When it runs, or ran, next: now, later, or after a failure.
@@ -37,6 +39,8 @@ pub struct JobInfo {
     pub last_failure: Option<Failure>,
     /// When it was enqueued. `None` for a plain INSERT that no runner has looked at yet.
     pub created_at: Option<DateTime<Utc>>,
+    /// What enqueued it, in words: an app, a job, a schedule. `None` for a plain INSERT.
+    pub origin: Option<String>,
     /// When it came to an end.
     pub finished_at: Option<DateTime<Utc>>,
     /// Since when it runs, if it does.
@@ -61,7 +65,7 @@ pub struct JobInfo {
 
 impl JobInfo {
     /// The line that it stands in: one that belongs to callers stands in none.
-    pub(super) fn line(&self) -> Option<&str> {
+    pub(crate) fn line(&self) -> Option<&str> {
         self.ordering_key.as_deref().filter(|_| !self.for_callers)
     }
 }
@@ -172,7 +176,7 @@ impl Store {
     }
 }
 
-pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
+pub(crate) fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
     let state = State::stored(row.get(3)?, row.get(4)?);
     let class: Option<String> = row.get(9)?;
     let created: i64 = row.get(11)?;
@@ -181,6 +185,8 @@ pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
         id: row.get(0)?,
         kind: row.get(1)?,
         key: text(row, 2)?.unwrap_or_default(),
+        label: text(row, 27)?,
+        origin: text(row, 28)?,
         state,
         run_at: instant(row.get(5)?),
         priority: row.get(6)?,

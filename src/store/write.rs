@@ -41,7 +41,7 @@ impl Store {
         job: &J,
         fence: Option<Fence>,
     ) -> Result<Enqueued<J::Output>> {
-        let new = NewJob::encode(job, &self.inner.terms)?;
+        let new = self.new_job(job, fence.as_ref())?;
         let key = new.key.clone();
         let answers = self.store_all(act, mode, vec![new], fence)?;
         Ok(answers[0].typed::<J>(&key))
@@ -113,7 +113,7 @@ impl Store {
         job: &J,
         fence: Option<&Fence>,
     ) -> Result<EnqueuedIn<J::Output>> {
-        let new = NewJob::encode(job, &self.inner.terms)?;
+        let new = self.new_job(job, fence)?;
         if tx.path().map(Path::new) != Some(self.path()) {
             let (path, other) = (self.path().to_owned(), tx.path().unwrap_or_default().to_owned());
             return Err(Error::OtherFile { path, other });
@@ -142,6 +142,14 @@ impl Store {
         // One that this very transaction has stored has no number yet that could be shown.
         let committed = self.is_committed(act, answer.id)?;
         Ok(if committed { EnqueuedIn::Existing(answer.typed::<J>(&new.key)) } else { EnqueuedIn::Fresh })
+    }
+
+    fn new_job<J: Job>(&self, job: &J, fence: Option<&Fence>) -> Result<NewJob> {
+        let mut new = NewJob::encode(job, &self.inner.terms)?;
+        if let Some(fence) = fence {
+            new.origin = fence.origin();
+        }
+        Ok(new)
     }
 
     fn is_committed(&self, act: &'static str, job: i64) -> Result<bool> {

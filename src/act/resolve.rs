@@ -1,15 +1,16 @@
 //! What a person decides of a parked job.
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::params;
 use serde::Serialize;
 
-use super::Store;
-use super::look::read_job;
+use super::{Deed, Task, Which};
 use crate::enqueue::check_size;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ordering::{gate_in_line, move_up, note_version};
-use crate::pen::{Act, Group, Mode, OpResult};
+use crate::pen::{Act, Group, OpResult};
 use crate::sql;
+use crate::state::State;
+use crate::store::{JobInfo, Store};
 
 const RESOLVE: Act = Act { name: "resolve", instead: "resolve after the transaction" };
 
@@ -56,7 +57,7 @@ impl Store {
     /// # let lost = |_: Notify, _: &Context| -> anyhow::Result<String> { anyhow::bail!("the connection was lost") };
     /// # Drain::new(Runner::builder(&store).handle(lost))?.drain()?;
     /// // The call broke off in its middle, and somebody has asked the other side:
-    /// store.resolve(job.id, Resolution::done(&"sent")?)?;
+    /// store.resolve(job.id, Resolution::done(&"sent")?, "Ada")?;
     /// # assert_eq!(store.job(job.id)?.unwrap().state, State::Done);
     /// # Ok(())
     /// # }
@@ -64,19 +65,36 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchJob`], [`Error::NotParked`]; [`Error::PayloadTooLarge`] for an output above the store's limit; those of
+    /// [`Error::NoSuchJob`](crate::Error::NoSuchJob); [`Error::WrongState`](crate::Error::WrongState) if it is not parked;
+    /// [`Error::PayloadTooLarge`](crate::Error::PayloadTooLarge) for an output above the store's limit; those of
     /// writing the file.
-    pub fn resolve(&self, job: i64, resolution: Resolution) -> Result<()> {
+    pub fn resolve(&self, job: i64, resolution: Resolution, deed: impl Into<Deed>) -> Result<()> {
         let limit = self.inner.terms.payload_limit;
-        let mode = Mode { atomic: true, ..Mode::default() };
-        self.inner.pen.write(RESOLVE, mode, move |group| resolve(group, job, &resolution, limit))
+        let detail = match resolution {
+            Resolution::Done(_) => "done",
+            Resolution::Retry => "retry",
+            Resolution::Dead => "dead",
+        };
+        let task = Task {
+            act: RESOLVE,
+            verb: "resolve",
+            which: Which::Id(job),
+            deed: deed.into(),
+            detail: Some(format!("\"{detail}\"")),
+        };
+        self.carry_out(task, move |group, job| {
+            if job.state != State::Parked {
+                return Ok(None);
+            }
+            resolve(group, job, &resolution, limit)?;
+            Ok(Some(()))
+        })?;
+        Ok(())
     }
 }
 
-fn resolve(group: &mut Group<'_>, id: i64, resolution: &Resolution, limit: usize) -> OpResult<()> {
-    let job = group.statement(&sql::job_by_id())?.query_row([id], read_job).optional()?;
-    let job = job.ok_or(Error::NoSuchJob { id })?;
-    let line = job.line();
+fn resolve(group: &mut Group<'_>, job: &JobInfo, resolution: &Resolution, limit: usize) -> OpResult<()> {
+    let (id, line) = (job.id, job.line());
     let (state, gate, result) = match resolution {
         Resolution::Done(output) => {
             let output = output.to_string();
@@ -88,10 +106,7 @@ fn resolve(group: &mut Group<'_>, id: i64, resolution: &Resolution, limit: usize
         Resolution::Dead => (3, None, None),
     };
     let finished = (state != 0).then_some(group.now);
-    let decided = group.statement(sql::RESOLVE)?.execute(params![id, state, gate, group.now, result, finished])?;
-    if decided == 0 {
-        return Err(Error::NotParked { kind: job.kind, key: job.key, state: job.state }.into());
-    }
+    group.statement(sql::RESOLVE)?.execute(params![id, state, gate, group.now, result, finished])?;
     if state == 0 {
         group.note_due(group.now);
         return Ok(());
