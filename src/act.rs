@@ -116,13 +116,15 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// For a job that is named: [`Error::NoSuchJob`], and [`Error::WrongState`] if the verb does not apply to it. Those of
-    /// writing the file; what was changed before stays changed.
+    /// For a job that is named: [`Error::NoSuchJob`], and [`Error::WrongState`] if the verb does not apply to it.
+    /// [`Error::InsideTransaction`]; those of writing the file; what was changed before stays changed.
     pub(crate) fn carry_out<T: Send + 'static>(
         &self,
         task: Task,
         change: impl Fn(&mut Group<'_>, &JobInfo) -> OpResult<Option<T>> + Send + Sync + 'static,
     ) -> Result<Vec<T>> {
+        // Even if nothing is selected.
+        self.inner.pen.refuse_inside(task.act)?;
         let ids = self.selected(&task.which)?;
         let (act, named) = (task.act, !matches!(task.which, Which::Filter(_)));
         let (task, change): (_, Arc<Change<T>>) = (Arc::new(task), Arc::new(change));

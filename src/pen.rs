@@ -274,7 +274,7 @@ impl Pen {
         Error::Busy { act: act.name, waited_ms: u64::try_from(waited.elapsed().as_millis()).unwrap_or(u64::MAX) }
     }
 
-    fn refuse_inside(&self, act: Act) -> Result<()> {
+    pub(crate) fn refuse_inside(&self, act: Act) -> Result<()> {
         if self.is_held_here() {
             return Err(Error::InsideTransaction { act: act.name, instead: act.instead });
         }

@@ -289,7 +289,8 @@ fn every_call_beside_a_hosts_own_write_transaction_works_or_is_busy_in_time() {
         ("enqueue_all", "BUSY"),
         ("once", "BUSY"),
         ("write", "BUSY"),
-        ("resume", "BUSY"),
+        // There is nothing to release, so nothing to write.
+        ("resume", "ok"),
         ("open", "ok"),
         ("start", "ok"),
         ("stop", "ok"),
