@@ -110,8 +110,8 @@ fn upgrade(tx: &Transaction<'_>, from: i64, steps: &[Step]) -> rusqlite::Result<
 mod tests {
     use super::*;
 
-    const ADD_COLUMN: Step = |tx| tx.execute_batch("ALTER TABLE birkez_job ADD COLUMN label TEXT");
-    const FAIL: Step = |tx| tx.execute_batch("ALTER TABLE birkez_nowhere ADD COLUMN label TEXT");
+    const ADD_COLUMN: Step = |tx| tx.execute_batch("ALTER TABLE birkez_job ADD COLUMN colour TEXT");
+    const FAIL: Step = |tx| tx.execute_batch("ALTER TABLE birkez_nowhere ADD COLUMN colour TEXT");
 
     fn version_one() -> Connection {
         let connection = Connection::open_in_memory().unwrap();
@@ -134,7 +134,7 @@ mod tests {
         // Once more would fail: the column is there.
         try_upgrade(&file, &[ADD_COLUMN]).unwrap();
         assert_eq!(read(&file).unwrap(), Some(Found { version: 2, oldest_writer: 2 }));
-        file.execute("UPDATE birkez_job SET label = 'x'", []).unwrap();
+        file.execute("UPDATE birkez_job SET colour = 'x'", []).unwrap();
     }
 
     #[test]
@@ -142,6 +142,6 @@ mod tests {
         let file = version_one();
         assert!(try_upgrade(&file, &[ADD_COLUMN, FAIL]).is_err());
         assert_eq!(read(&file).unwrap(), Some(Found { version: 1, oldest_writer: 1 }));
-        assert!(file.execute("UPDATE birkez_job SET label = 'x'", []).is_err());
+        assert!(file.execute("UPDATE birkez_job SET colour = 'x'", []).is_err());
     }
 }

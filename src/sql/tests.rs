@@ -132,5 +132,7 @@ fn the_living_are_found_without_a_look_at_the_dead() {
     for index in ["birkez_missed_attention", "birkez_occurrence_attention", "birkez_request_open"] {
         assert!(plan(NEEDS_ATTENTION).iter().any(|step| step.contains(index)), "{:#?}", plan(NEEDS_ATTENTION));
     }
-    assert_plan(RESUME, "birkez_job_parked (reason=?)");
+    let parked = select_jobs("job.state = 1 AND job.reason = ?1");
+    assert_plan(&parked, "birkez_job_parked (reason=?)");
+    assert_plan(RESUME, "INTEGER PRIMARY KEY (rowid=?)");
 }
