@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use birkez::{Error, JobName, JobRef, State};
 use serde_json::Value;
 
-const DOCS: &str = include_str!("../src/error.rs");
 const CODES: &str = include_str!("../src/error/code.rs");
 
 fn cause() -> Box<dyn std::error::Error + Send + Sync> {
@@ -98,7 +97,7 @@ fn codes_in_the_source() -> BTreeSet<String> {
 
 /// The table of the docs: each code with its answer to "again?".
 fn table() -> BTreeMap<String, String> {
-    let rows = DOCS.lines().filter_map(|line| line.strip_prefix("/// | `"));
+    let rows = CODES.lines().filter_map(|line| line.trim().strip_prefix("/// | `"));
     let cells = rows.map(|row| row.trim_end_matches('|').split(" | ").map(str::trim).collect::<Vec<_>>());
     let mut table = BTreeMap::new();
     for cells in cells {
