@@ -1,4 +1,4 @@
--- birkez, schema version 4.
+-- birkez, schema version 5.
 --
 -- These tables live in the app's own database, beside the app's tables. birkez touches nothing else in the file: not
 -- user_version, not application_id, not another table. They are not STRICT, since one STRICT table makes a whole file
@@ -15,7 +15,10 @@ CREATE TABLE birkez_version (
     one           INTEGER PRIMARY KEY CHECK (one = 1),
     version       INTEGER NOT NULL CHECK (typeof(version) = 'integer'),
     oldest_writer INTEGER NOT NULL CHECK (typeof(oldest_writer) = 'integer' AND oldest_writer <= version),
-    schedules     INTEGER NOT NULL DEFAULT 0  -- raised when a schedule, or what is asked of one, changes
+    schedules     INTEGER NOT NULL DEFAULT 0, -- raised when a schedule, or what is asked of one, changes
+    holds         INTEGER NOT NULL DEFAULT 0, -- raised when a pause or a limit changes, or a running job is to stop
+    generation    INTEGER NOT NULL DEFAULT 0, -- raised when a copy is put in the place of the file
+    copied_at     INTEGER                     -- when this copy was made, in one that has not been put in place yet
 );
 
 -- One row per (kind, key), for as long as the key must be known: it stays when the payload and the result are retired.
@@ -66,6 +69,8 @@ CREATE TABLE birkez_job (
     corrects     INTEGER,        -- id of the job that this one corrects
     label        TEXT,           -- what people call it
     origin       TEXT,           -- what enqueued it, in words. NULL: a plain INSERT
+    one_attempt  INTEGER NOT NULL DEFAULT 0,  -- 1: whatever its kind allows, the next failure is its last
+    handed_at    INTEGER,        -- when a person has handed it to support; NULL again once it goes on
 
     UNIQUE (kind, key),          -- what makes a job the same job
     CHECK ((state = 0) = (gate IS NOT NULL)),
@@ -89,6 +94,8 @@ WHERE ordering_key IS NOT NULL AND for_callers = 0 AND (state < 2 OR (state = 3 
 -- What gave up or was called off, in the order of ids.
 CREATE INDEX birkez_job_dead ON birkez_job (state) WHERE state = 3;
 CREATE INDEX birkez_job_cancelled ON birkez_job (state) WHERE state = 4;
+-- What waits for a repeat of its caller's: counted, never claimed.
+CREATE INDEX birkez_job_callers ON birkez_job (kind) WHERE gate = 4;
 
 -- The newest version of an ordering key's state that a job has completed: an older one is not applied any more.
 CREATE TABLE birkez_order (
@@ -111,7 +118,8 @@ CREATE TABLE birkez_lease (
     since    INTEGER NOT NULL,
     -- What a crash of this attempt means, so that whoever takes it back needs no handler to know:
     -- 0 runs again, 1 is parked as unknown_outcome, 2 is dead.
-    on_crash INTEGER NOT NULL CHECK (on_crash BETWEEN 0 AND 2)
+    on_crash INTEGER NOT NULL CHECK (on_crash BETWEEN 0 AND 2),
+    cancel   INTEGER NOT NULL DEFAULT 0  -- 1: it is asked to stop, and ends as cancelled unless it is done
 );
 
 -- Attempts that did not end well, and only those.
@@ -278,9 +286,76 @@ CREATE TABLE birkez_event_job (
     class   TEXT,                -- of its last failure then
     text    TEXT,
     attempts INTEGER NOT NULL,
+    payload  TEXT,               -- what it was before, where the deed has changed it
     PRIMARY KEY (event, job_id)
 ) WITHOUT ROWID;
 CREATE INDEX birkez_event_job_of ON birkez_event_job (job_id);
+
+-- What is held back until further notice, in all processes.
+CREATE TABLE birkez_pause (
+    scope TEXT NOT NULL CHECK (scope IN ('kind', 'queue')),
+    name  TEXT NOT NULL,
+    at    INTEGER NOT NULL,
+    who   TEXT NOT NULL,
+    why   TEXT,
+    PRIMARY KEY (scope, name)
+) WITHOUT ROWID;
+
+-- How many jobs may run at once, in all processes together. Counted from the leases that are there.
+CREATE TABLE birkez_limit (
+    scope TEXT NOT NULL CHECK (scope IN ('kind', 'queue')),
+    name  TEXT NOT NULL,
+    most  INTEGER NOT NULL CHECK (most >= 0),
+    PRIMARY KEY (scope, name)
+) WITHOUT ROWID;
+
+-- What the programs that handle a kind have said of it.
+CREATE TABLE birkez_kind (
+    kind    TEXT PRIMARY KEY,
+    queue   TEXT NOT NULL,
+    goes_by TEXT,                -- its present name, if this is a former one
+    advice  TEXT,                -- JSON: by class of failure, what to do before a replay
+    said_at INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- Which kinds and schedules were in whose hands, and when: a row for each time that a runner took them up. One without
+-- an end has ended with its process (birkez_runner).
+CREATE TABLE birkez_presence (
+    id     INTEGER PRIMARY KEY,
+    runner INTEGER NOT NULL,     -- birkez_runner.id
+    what   TEXT NOT NULL CHECK (what IN ('kind', 'schedule')),
+    name   TEXT NOT NULL,
+    since  INTEGER NOT NULL,
+    until  INTEGER
+);
+CREATE INDEX birkez_presence_of ON birkez_presence (what, name, since);
+CREATE INDEX birkez_presence_open ON birkez_presence (runner) WHERE until IS NULL;
+
+-- Which jobs are enqueued with each death, or with each occurrence that did not run, in the same transaction.
+CREATE TABLE birkez_notice (
+    what    TEXT NOT NULL CHECK (what IN ('dead', 'missed')),
+    kind    TEXT NOT NULL,       -- of the job that tells
+    shape   INTEGER NOT NULL,
+    program TEXT NOT NULL,       -- which asked for it
+    PRIMARY KEY (what, kind)
+) WITHOUT ROWID;
+
+-- How long users wait and how often work fails, in slots of five minutes; raised once per transaction.
+CREATE TABLE birkez_tally (
+    slot   INTEGER NOT NULL,     -- milliseconds since 1970 over 300,000
+    kind   TEXT NOT NULL,
+    what   INTEGER NOT NULL,     -- 0 from enqueue to done, 1 run time, 2 failed attempts, 3 leases lost
+    bucket INTEGER NOT NULL,     -- of 0 and 1: which range of durations
+    n      INTEGER NOT NULL,
+    PRIMARY KEY (slot, kind, what, bucket)
+) WITHOUT ROWID;
+
+-- What keeps the file small: when each part of it was done last, and how far it is.
+CREATE TABLE birkez_upkeep (
+    what  TEXT PRIMARY KEY,
+    at    INTEGER NOT NULL,
+    place INTEGER NOT NULL
+) WITHOUT ROWID;
 
 -- For people and scripts: the six states in words.
 CREATE VIEW birkez_jobs AS

@@ -56,11 +56,11 @@ pub(crate) struct Traits {
 
 impl Traits {
     /// What a crash of this attempt means.
-    fn on_crash(&self, attempt: u32, is_suspect: bool) -> i64 {
-        match (self.at_most_once, is_suspect) {
+    fn on_crash(&self, attempt: u32, job: &Candidate) -> i64 {
+        match (self.at_most_once, job.suspect) {
             (true, _) => PARK,
             // Charged in its claim, it may have been the last.
-            (false, true) if self.policy.is_last(attempt) => DEAD,
+            (false, true) if job.one_attempt || self.policy.is_last(attempt) => DEAD,
             _ => RUN_AGAIN,
         }
     }
@@ -131,6 +131,8 @@ pub(crate) struct Candidate {
     pub ordering_key: Option<String>,
     pub idempotency: Option<String>,
     pub version: Option<i64>,
+    pub created_at: i64,
+    pub one_attempt: bool,
 }
 
 impl Candidate {
@@ -151,6 +153,8 @@ impl Candidate {
             ordering_key: text(row, 11)?,
             idempotency: text(row, 12)?,
             version: row.get(13)?,
+            created_at: row.get(14)?,
+            one_attempt: row.get(15)?,
         })
     }
 }
@@ -208,7 +212,7 @@ pub(crate) fn take(
     }
     let attempt = candidate.attempts.saturating_add(1);
     let token = candidate.claims + 1;
-    let on_crash = traits.on_crash(attempt, candidate.suspect);
+    let on_crash = traits.on_crash(attempt, &candidate);
     let lease = params![candidate.id, owner.id, token, attempt, group.now, on_crash];
     if group.statement(sql::CLAIM)?.execute(lease)? == 0 {
         return Ok(None);
@@ -245,6 +249,8 @@ pub(crate) fn take(
         at_most_once: traits.at_most_once,
         ordering_key: candidate.ordering_key,
         version: candidate.version,
+        created_at: candidate.created_at,
+        one_attempt: candidate.one_attempt,
         idempotency,
         owner: Arc::clone(owner),
     }))

@@ -176,6 +176,7 @@ pub(crate) struct Known {
     pub ordering_key: Option<String>,
     pub idempotency: Option<String>,
     corrects: Option<i64>,
+    pub created_at: i64,
 }
 
 impl Known {
@@ -203,6 +204,7 @@ impl Known {
             ordering_key: row.get(18)?,
             idempotency: row.get(19)?,
             corrects: row.get(20)?,
+            created_at: row.get(21)?,
         })
     }
 
@@ -334,7 +336,7 @@ pub(crate) fn store(group: &mut Group<'_>, job: &NewJob, compared: &Compared, fo
         if !for_callers {
             group.note_due(run_at);
         }
-        return Ok(Stored::Answered(Box::new(fresh(id, job, run_at, for_callers))));
+        return Ok(Stored::Answered(Box::new(fresh(id, job, (group.now, run_at), for_callers))));
     }
     match find(group, &job.kind, &job.key)? {
         Some(known) => meet(group, job, known, compared),
@@ -347,7 +349,7 @@ pub(crate) fn find(group: &Group<'_>, kind: &str, key: &str) -> rusqlite::Result
     group.statement(sql::JOB_BY_KEY)?.query_row([kind, key], Known::read).optional()
 }
 
-fn fresh(id: i64, job: &NewJob, run_at: i64, for_callers: bool) -> Answer {
+fn fresh(id: i64, job: &NewJob, (now, run_at): (i64, i64), for_callers: bool) -> Answer {
     let row = Known {
         id,
         kind: job.kind.clone().into_owned(),
@@ -370,6 +372,7 @@ fn fresh(id: i64, job: &NewJob, run_at: i64, for_callers: bool) -> Answer {
         ordering_key: job.ordering_key.clone(),
         idempotency: job.idempotency.clone(),
         corrects: None,
+        created_at: now,
     };
     Answer { id, fresh: true, compared: true, row }
 }

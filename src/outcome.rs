@@ -53,6 +53,8 @@ pub(crate) struct Facts<'a> {
     pub policy: &'a RetryPolicy,
     /// Once it has started, it is not run again without a person's word.
     pub at_most_once: bool,
+    /// Whatever the policy allows, its next failure is its last.
+    pub one_attempt: bool,
     /// In `[0, 1)`.
     pub random: f64,
 }
@@ -160,6 +162,7 @@ fn failed(verdict: Verdict, text: String, facts: &Facts<'_>) -> Settlement {
             settlement.deadline = None;
             settlement
         }
+        Verdict::RetryAfter(_) if facts.one_attempt => dead(Class::Transient, text, facts),
         Verdict::RetryAfter(floor) => {
             if is_over(facts) {
                 return over(Class::Transient, text, false, facts);
@@ -179,7 +182,7 @@ fn failed(verdict: Verdict, text: String, facts: &Facts<'_>) -> Settlement {
 }
 
 fn retry(class: Class, text: String, facts: &Facts<'_>) -> Settlement {
-    if facts.policy.is_last(facts.attempt) {
+    if facts.one_attempt || facts.policy.is_last(facts.attempt) {
         return dead(class, text, facts);
     }
     if is_over(facts) {
@@ -239,7 +242,16 @@ mod tests {
     use super::*;
 
     fn facts(policy: &RetryPolicy) -> Facts<'_> {
-        Facts { attempt: 1, since: 1_000, now: 2_000, deadline: None, policy, at_most_once: false, random: 0.0 }
+        Facts {
+            attempt: 1,
+            since: 1_000,
+            now: 2_000,
+            deadline: None,
+            policy,
+            at_most_once: false,
+            one_attempt: false,
+            random: 0.0,
+        }
     }
 
     fn error(verdict: Verdict) -> Ended {
@@ -361,6 +373,7 @@ mod tests {
                 deadline: chance.bool().then(|| chance.i64(..)),
                 policy: &policy,
                 at_most_once: chance.bool(),
+                one_attempt: chance.bool(),
                 random: chance.f64(),
             };
             let verdict = match chance.u8(..6) {

@@ -37,6 +37,10 @@ pub(crate) struct Claim {
     pub ordering_key: Option<String>,
     /// Which version of the ordering key's state it carries.
     pub version: Option<i64>,
+    /// When it was enqueued.
+    pub created_at: i64,
+    /// Whatever its kind allows, its next failure is its last.
+    pub one_attempt: bool,
     /// What the world outside tells repeats by.
     pub idempotency: String,
     pub owner: Arc<Owner>,
@@ -45,8 +49,8 @@ pub(crate) struct Claim {
 impl Claim {
     /// What the decision about its end rests on.
     pub(crate) fn facts<'a>(&self, policy: &'a RetryPolicy, now: i64, random: f64) -> Facts<'a> {
-        let (attempt, since, deadline, at_most_once) = (self.attempt, self.since, self.deadline, self.at_most_once);
-        Facts { attempt, since, now, deadline, policy, at_most_once, random }
+        let Claim { attempt, since, deadline, at_most_once, one_attempt, .. } = *self;
+        Facts { attempt, since, now, deadline, policy, at_most_once, one_attempt, random }
     }
 
     /// The line that it stands in: one that belongs to callers stands in none.

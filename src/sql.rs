@@ -53,7 +53,7 @@ pub(crate) const IS_THERE: &str = "SELECT EXISTS (SELECT 1 FROM main.birkez_job 
 const KNOWN_JOB_COLUMNS: &str = "
 SELECT job.id, job.kind, job.payload, job.shape, job.fingerprint, job.state, job.for_callers, job.run_at, job.attempts,
        job.reason, job.result, job.result_note, job.error_class, job.error_text, lease.runner, job.claims, job.suspect,
-       job.deadline, job.ordering_key, job.idempotency, job.corrects
+       job.deadline, job.ordering_key, job.idempotency, job.corrects, job.created_at
 FROM main.birkez_job AS job LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
 WHERE job.kind = ?1 AND job.key = ?2";
 
@@ -147,7 +147,7 @@ pub(crate) const SET_GATE: &str = "UPDATE main.birkez_job SET gate = ?2 WHERE id
 
 const CANDIDATE: &str = "
 SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate, ordering_key, idempotency,
-       version
+       version, created_at, one_attempt
 FROM main.birkez_job
 WHERE gate = {gate} AND kind = ?{kind} AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id)";
 
@@ -167,7 +167,7 @@ SELECT priority FROM main.birkez_job WHERE gate = 1 AND kind = ?1 AND priority <
 /// The claimable jobs of a kind at a priority, oldest first.
 pub(crate) const CANDIDATES_AT: &str = "
 SELECT id, kind, key, payload, shape, priority, run_at, attempts, claims, deadline, gate, ordering_key, idempotency,
-       version
+       version, created_at, one_attempt
 FROM main.birkez_job
 WHERE gate = 1 AND kind = ?1 AND priority = ?2
   AND NOT EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = birkez_job.id)
@@ -330,7 +330,7 @@ SELECT job.id, job.kind, job.key, job.state, lease.job_id IS NOT NULL, job.run_a
                                     WHERE ahead.ordering_key = job.ordering_key AND ",
     in_line!("ahead"),
     " ORDER BY id LIMIT 1) END,
-       job.label, job.origin
+       job.label, job.origin, job.handed_at, lease.cancel
 FROM main.birkez_job AS job
 LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id
 LEFT JOIN main.birkez_job AS corrected ON corrected.id = job.corrects

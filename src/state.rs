@@ -35,6 +35,18 @@ impl State {
         }
     }
 
+    /// The number that it is stored as; running has none in the table of jobs, and this one in the record of deeds.
+    pub(crate) fn number(self) -> i64 {
+        match self {
+            State::Waiting => 0,
+            State::Parked => 1,
+            State::Done => 2,
+            State::Dead => 3,
+            State::Cancelled => 4,
+            State::Running => 5,
+        }
+    }
+
     pub(crate) fn stored(number: i64, leased: bool) -> State {
         match number {
             0 if leased => State::Running,
@@ -42,6 +54,7 @@ impl State {
             1 => State::Parked,
             2 => State::Done,
             3 => State::Dead,
+            5 => State::Running,
             _ => State::Cancelled,
         }
     }

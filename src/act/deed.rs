@@ -13,9 +13,6 @@ use crate::sql;
 use crate::state::State;
 use crate::store::{JobInfo, Store};
 
-/// Running, in the record of a job that was touched: no state of its own in the table of jobs.
-const RUNNING: i64 = 5;
-
 /// Who does something to jobs, and why. It stands in the record ([`Store::deeds`]).
 ///
 /// A text alone says who: `store.discard(17, "nightly clean-up")`.
@@ -164,12 +161,11 @@ fn read_deed(row: &Row<'_>) -> rusqlite::Result<DeedInfo> {
 }
 
 fn read_touched(row: &Row<'_>) -> rusqlite::Result<Touched> {
-    let state: i64 = row.get(8)?;
     let class = text(row, 9)?;
     let said = text(row, 10)?.unwrap_or_default();
     Ok(Touched {
         deed: read_deed(row)?,
-        state: if state == RUNNING { State::Running } else { State::stored(state, false) },
+        state: State::stored(row.get(8)?, false),
         last_failure: class.map(|class| Failure { class: Class::stored(&class), text: said }),
         attempts: row.get(11)?,
     })
@@ -190,19 +186,11 @@ pub(crate) fn record(
 
 /// Records that a deed has touched a job, which was `before`.
 pub(crate) fn record_job(group: &Group<'_>, event: i64, before: &JobInfo) -> rusqlite::Result<()> {
-    let state = match before.state {
-        State::Waiting => 0,
-        State::Parked => 1,
-        State::Done => 2,
-        State::Dead => 3,
-        State::Cancelled => 4,
-        State::Running => RUNNING,
-    };
     let failure = before.last_failure.as_ref();
     group.statement(sql::RECORD_TOUCHED)?.execute(params![
         event,
         before.id,
-        state,
+        before.state.number(),
         failure.map(|failure| failure.class.as_str()),
         failure.map(|failure| &failure.text),
         before.attempts,

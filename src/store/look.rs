@@ -61,6 +61,10 @@ pub struct JobInfo {
     pub corrects: Option<JobRef>,
     /// How far it says that it is, or was when it ended.
     pub progress: Option<Progress>,
+    /// When a person handed it to support, if it has not gone on since.
+    pub handed_to_support: Option<DateTime<Utc>>,
+    /// It runs and is asked to stop.
+    pub is_stopping: bool,
 }
 
 impl JobInfo {
@@ -204,6 +208,8 @@ pub(crate) fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
         idempotency_key: text(row, 18)?,
         corrects: corrected(row)?,
         progress: progress(row)?,
+        handed_to_support: row.get::<_, Option<i64>>(29)?.map(instant),
+        is_stopping: row.get::<_, Option<bool>>(30)?.unwrap_or(false),
     })
 }
 

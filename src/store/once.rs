@@ -272,6 +272,8 @@ fn candidate(row: &Known, job: &NewJob) -> Candidate {
         ordering_key: row.ordering_key.clone(),
         idempotency: row.idempotency.clone(),
         version: None,
+        created_at: row.created_at,
+        one_attempt: false,
     }
 }
 
