@@ -4,9 +4,11 @@
 //! dealt with in transactions that are short, in the order of their numbers; each deed is recorded in the transaction
 //! that does it.
 
+mod cancel;
 mod deed;
 mod discard;
 mod pass_over;
+mod replay;
 mod reschedule;
 mod resolve;
 mod resume;
@@ -17,8 +19,10 @@ use std::time::Duration;
 use rusqlite::types::Value;
 use rusqlite::{OptionalExtension, params_from_iter};
 
+pub use self::cancel::Cancelled;
 pub use self::deed::{Deed, DeedInfo, DeedPage, Touched};
 use self::deed::{record, record_job};
+pub use self::replay::{Replay, Replayed};
 pub use self::resolve::Resolution;
 use crate::clock::Stopwatch;
 use crate::error::{Error, Result};
@@ -88,8 +92,22 @@ pub(crate) struct Task {
     pub detail: Option<String>,
 }
 
+/// A task under way: what is the same for each job, and the number of its record once there is one.
+pub(crate) struct Errand {
+    task: Arc<Task>,
+    still_meant: Arc<StillMeant>,
+    event: Option<i64>,
+}
+
+/// How a job is read under the lock, if it is still one of those that are meant.
+struct StillMeant {
+    sql: String,
+    values: Vec<Value>,
+}
+
 /// What becomes of one job: `None` if the verb does not apply to it as it stands.
-type Change<T> = dyn Fn(&mut Group<'_>, &JobInfo) -> OpResult<Option<T>> + Send + Sync;
+/// The last place takes the payload that the job had before, if that has changed.
+type Change<T> = dyn Fn(&mut Group<'_>, &JobInfo, &mut Option<String>) -> OpResult<Option<T>> + Send + Sync;
 
 impl Store {
     /// The numbers of the jobs that are meant, lowest first.
@@ -126,71 +144,122 @@ impl Store {
         // Even if nothing is selected.
         self.inner.pen.refuse_inside(task.act)?;
         let ids = self.selected(&task.which)?;
-        let (act, named) = (task.act, !matches!(task.which, Which::Filter(_)));
-        let (task, change): (_, Arc<Change<T>>) = (Arc::new(task), Arc::new(change));
-        let mut changed = Vec::new();
-        let mut event = None;
-        let mut at = 0;
-        while at < ids.len() {
-            let rest = ids[at..ids.len().min(at + 1_000)].to_vec();
-            let (task, change) = (Arc::clone(&task), Arc::clone(&change));
-            let (some, seen, noted) =
-                self.inner.pen.write(act, ATOMIC, move |group| some_of(group, &task, &rest, event, &*change))?;
-            changed.extend(some);
-            at += seen;
-            event = noted;
-        }
-        if named && changed.is_empty() {
-            let job = self.job(ids[0])?.ok_or_else(|| Error::NoSuchJob { job: task.which.to_string() })?;
-            return Err(Error::WrongState { act: act.name, kind: job.kind, key: job.key, state: job.state });
+        let mut errand = Errand::new(task);
+        let changed = errand.run(self, &ids, change)?;
+        if changed.is_empty() {
+            errand.refuse_named(self, &ids)?;
         }
         Ok(changed)
     }
 }
 
-/// What was changed, how many jobs were looked at, and the number of the record.
-type Part<T> = (Vec<T>, usize, Option<i64>);
-
-fn some_of<T>(
-    group: &mut Group<'_>,
-    task: &Task,
-    ids: &[i64],
-    mut event: Option<i64>,
-    change: &Change<T>,
-) -> OpResult<Part<T>> {
-    let held = Stopwatch::start();
-    let (mut changed, mut seen) = (Vec::new(), 0);
-    for &id in ids {
-        if seen > 0 && held.elapsed() > BRIEF {
-            break;
-        }
-        seen += 1;
-        let Some(job) = still_meant(group, &task.which, id)? else { continue };
-        if let Some(value) = change(group, &job)? {
-            let event = match event {
-                Some(event) => event,
-                None => *event.insert(record(
-                    group,
-                    task.verb,
-                    &task.which.to_string(),
-                    &task.deed,
-                    task.detail.as_deref(),
-                )?),
-            };
-            record_job(group, event, &job)?;
-            changed.push(value);
-        }
+impl Errand {
+    pub(crate) fn new(task: Task) -> Errand {
+        let still_meant = Arc::new(StillMeant::new(&task.which));
+        Errand { task: Arc::new(task), still_meant, event: None }
     }
-    Ok((changed, seen, event))
+
+    /// The number of its record, if it has changed anything.
+    pub(crate) fn event(&self) -> Option<i64> {
+        self.event
+    }
+
+    /// Applies `change` to these jobs, in short transactions, and records those that it has changed.
+    pub(crate) fn run<T: Send + 'static>(
+        &mut self,
+        store: &Store,
+        ids: &[i64],
+        change: impl Fn(&mut Group<'_>, &JobInfo) -> OpResult<Option<T>> + Send + Sync + 'static,
+    ) -> Result<Vec<T>> {
+        self.run_keeping(store, ids, move |group, job, _| change(group, job))
+    }
+
+    /// As [`run`](Errand::run), for a change that may change payloads: the old ones stay in the record.
+    pub(crate) fn run_keeping<T: Send + 'static>(
+        &mut self,
+        store: &Store,
+        ids: &[i64],
+        change: impl Fn(&mut Group<'_>, &JobInfo, &mut Option<String>) -> OpResult<Option<T>> + Send + Sync + 'static,
+    ) -> Result<Vec<T>> {
+        let change: Arc<Change<T>> = Arc::new(change);
+        let mut changed = Vec::new();
+        let mut at = 0;
+        while at < ids.len() {
+            let mut part = Part {
+                task: Arc::clone(&self.task),
+                still_meant: Arc::clone(&self.still_meant),
+                ids: ids[at..ids.len().min(at + 1_000)].to_vec(),
+                event: self.event,
+            };
+            let change = Arc::clone(&change);
+            let (some, seen, event) =
+                store.inner.pen.write(self.task.act, ATOMIC, move |group| part.carry_out(group, &*change))?;
+            changed.extend(some);
+            at += seen;
+            self.event = event;
+        }
+        Ok(changed)
+    }
+
+    /// The verb did not apply to a job that is named.
+    pub(crate) fn refuse_named(&self, store: &Store, ids: &[i64]) -> Result<()> {
+        if matches!(self.task.which, Which::Filter(_)) {
+            return Ok(());
+        }
+        let missing = || Error::NoSuchJob { job: self.task.which.to_string() };
+        let job = store.job(ids[0])?.ok_or_else(missing)?;
+        Err(Error::WrongState { act: self.task.act.name, kind: job.kind, key: job.key, state: job.state })
+    }
 }
 
-/// The job, if it is still one of those that are meant.
-fn still_meant(group: &Group<'_>, which: &Which, id: i64) -> rusqlite::Result<Option<JobInfo>> {
-    let Which::Filter(filter) = which else {
-        return group.statement(&sql::job_by_id())?.query_row([id], read_job).optional();
-    };
-    let (condition, mut values) = filter.condition();
-    values.push(Value::Integer(id));
-    let sql = sql::job_if(&condition, values.len());
-    group.statement(&sql)?.query_row(params_from_iter(values), read_job).optional()
+/// What one transaction does of an errand.
+struct Part {
+    task: Arc<Task>,
+    still_meant: Arc<StillMeant>,
+    ids: Vec<i64>,
+    event: Option<i64>,
+}
+
+impl Part {
+    /// What was changed, how many jobs were looked at, and the number of the record.
+    fn carry_out<T>(&mut self, group: &mut Group<'_>, change: &Change<T>) -> OpResult<(Vec<T>, usize, Option<i64>)> {
+        let held = Stopwatch::start();
+        let (mut changed, mut seen) = (Vec::new(), 0);
+        for &id in &self.ids {
+            if seen > 0 && held.elapsed() > BRIEF {
+                break;
+            }
+            seen += 1;
+            let Some(job) = self.still_meant.read(group, id)? else { continue };
+            let mut before = None;
+            let Some(value) = change(group, &job, &mut before)? else { continue };
+            let event = match self.event {
+                Some(event) => event,
+                None => *self.event.insert(self.record(group)?),
+            };
+            record_job(group, event, &job, before.as_deref())?;
+            changed.push(value);
+        }
+        Ok((changed, seen, self.event))
+    }
+
+    fn record(&self, group: &Group<'_>) -> rusqlite::Result<i64> {
+        let Task { verb, which, deed, detail, .. } = &*self.task;
+        record(group, verb, &which.to_string(), deed, detail.as_deref())
+    }
+}
+
+impl StillMeant {
+    fn new(which: &Which) -> StillMeant {
+        let (condition, values) = match which {
+            Which::Filter(filter) => filter.condition(),
+            _ => (String::new(), Vec::new()),
+        };
+        StillMeant { sql: sql::job_if(&condition, values.len() + 1), values }
+    }
+
+    fn read(&self, group: &Group<'_>, id: i64) -> rusqlite::Result<Option<JobInfo>> {
+        let values = self.values.iter().cloned().chain([Value::Integer(id)]);
+        group.statement(&self.sql)?.query_row(params_from_iter(values), read_job).optional()
+    }
 }

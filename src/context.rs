@@ -6,8 +6,9 @@ mod step;
 
 use std::any::TypeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -15,12 +16,17 @@ pub use self::progress::Progress;
 use self::progress::Slot;
 pub(crate) use self::progress::{Noted, note_progress, write_progress};
 use self::step::Steps;
+use crate::clock::millis;
 use crate::error::{Error, Result};
 use crate::failure::Class;
 use crate::outcome::{Ended, Output};
 use crate::pen::{Act, Group, Mode, OpResult};
 use crate::settle::{Claim, holds, was_settled};
+use crate::sql;
 use crate::store::Store;
+
+/// How often a caller of `once` looks whether it is to stop.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The attempt that a handler is running: who it is, whether to stop, and what it may write while it holds the job.
 pub struct Context {
@@ -44,6 +50,8 @@ pub(crate) struct Flags {
     pub progress: Slot,
     /// Why the attempt must not be followed by another, whatever the handler makes of it.
     pub misused: OnceLock<String>,
+    /// Monotonic milliseconds before which a caller of `once` does not look again whether it is to stop.
+    look_at: AtomicI64,
 }
 
 impl Flags {
@@ -126,10 +134,30 @@ impl Context {
         &self.store
     }
 
-    /// Whether the handler should stop: its time is over, its runner stops, or its lease is lost. Whatever it returns
-    /// then is not used.
+    /// Whether the handler should stop: its time is over, its runner stops, its lease is lost, or somebody has
+    /// [cancelled](Store::cancel) the job. Whatever it returns then is not used; only a cancelled job that is done all the
+    /// same is done.
     pub fn is_cancelled(&self) -> bool {
-        self.flags.cancelled.load(Ordering::Acquire) || self.claim.owner.is_lost()
+        self.flags.cancelled.load(Ordering::Acquire)
+            || self.claim.owner.is_lost()
+            || self.claim.for_callers && self.caller_is_asked()
+    }
+
+    /// A job of [`once`](Store::once) has no keeper that would tell it: it looks into the file, now and then.
+    fn caller_is_asked(&self) -> bool {
+        let now = millis(self.store.inner.clock.monotonic());
+        if now < self.flags.look_at.load(Ordering::Acquire) {
+            return false;
+        }
+        self.flags.look_at.store(now + millis(LOOK), Ordering::Release);
+        let Claim { id, token, .. } = *self.claim;
+        let asked = self.store.read("looking whether a job is to stop", |tx| {
+            tx.prepare_cached(sql::IS_ASKED)?.query_row([id, token], |row| row.get(0))
+        });
+        // A file that cannot be read now is read at the next look.
+        let asked = asked.unwrap_or(false);
+        self.flags.cancelled.fetch_or(asked, Ordering::AcqRel);
+        asked
     }
 
     fn fence(&self) -> Fence {

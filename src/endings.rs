@@ -71,7 +71,7 @@ impl Endings {
                 write_progress(group, &ending.claim, noted)?;
             }
             let settlement = self.settlement(ending, group.now);
-            *settled = settle(group, &ending.claim, &settlement)?;
+            *settled = settle(group, &ending.claim, settlement)?;
         }
         Ok(())
     }

@@ -141,6 +141,21 @@ fn recompute<J: Job>(shape: u32, payload: &str) -> Option<Fingerprint> {
     Fingerprint::of(&content).ok()
 }
 
+/// What a process knows of a kind that it handles, without its type.
+#[derive(Clone, Copy)]
+pub(crate) struct KnownKind {
+    /// The key that a payload of this shape stands for.
+    pub key_of: fn(u32, &str) -> anyhow::Result<String>,
+    /// Its fingerprint, as today's type sees it.
+    pub recompute: fn(u32, &str) -> Option<Fingerprint>,
+}
+
+impl KnownKind {
+    pub(crate) fn of<J: Job>() -> KnownKind {
+        KnownKind { key_of: |shape, payload| Ok(decode::<J>(shape, payload)?.key()), recompute: recompute::<J> }
+    }
+}
+
 /// The answer of the file about one job.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {

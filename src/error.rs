@@ -226,6 +226,12 @@ pub enum Error {
         /// Why: `too_large`, `unserialisable`, or `unreadable` (what it serialises to does not decode again, such as NaN).
         note: &'static str,
     },
+    /// A replay would reach further than it says.
+    #[error("nothing is replayed: {cause}")]
+    ReplayRefused {
+        /// Why, and what to say instead.
+        cause: String,
+    },
     /// There is no such job.
     #[error("there is no {job}")]
     NoSuchJob {

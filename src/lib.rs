@@ -97,7 +97,7 @@ mod state;
 
 pub mod testing;
 
-pub use self::act::{Deed, DeedInfo, DeedPage, Resolution, Touched, Which};
+pub use self::act::{Cancelled, Deed, DeedInfo, DeedPage, Replay, Replayed, Resolution, Touched, Which};
 pub use self::clock::{Clock, SystemClock};
 pub use self::connect::Durability;
 pub use self::context::{Context, Progress};

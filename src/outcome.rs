@@ -72,6 +72,7 @@ pub(crate) enum Next {
         reason: String,
     },
     Dead,
+    Cancelled,
 }
 
 /// A line for the record.
@@ -93,6 +94,18 @@ pub(crate) struct Settlement {
     /// Why the job is where it is; its class may differ from the record's (`deadline`).
     pub class: Option<Class>,
     pub record: Option<Record>,
+}
+
+impl Settlement {
+    /// What becomes of a job that was asked to stop, and is not done: it does not run again. Only what may have happened
+    /// and is not known still waits for a person's word.
+    pub(crate) fn called_off(self) -> Settlement {
+        match &self.next {
+            Next::Done(_) => self,
+            Next::Parked { .. } if self.class == Some(Class::UnknownOutcome) => self,
+            _ => Settlement { next: Next::Cancelled, ..self },
+        }
+    }
 }
 
 pub(crate) fn decide(ended: Ended, facts: &Facts<'_>) -> Settlement {

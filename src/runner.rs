@@ -292,6 +292,7 @@ impl RunnerBuilder {
             return Err(Error::InsideTransaction { act: "runner.start", instead: "start before the transaction" });
         }
         let owner = self.store.inner.owner()?;
+        self.store.inner.know_kinds(handlers.known());
         let planner = Planner::new(self.store.clone(), self.schedules, handlers.shapes())?;
         let crew = Crew::new(self.store, handlers, self.workers, owner, planner.waits());
         Ok((Arc::new(crew), planner))

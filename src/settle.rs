@@ -74,22 +74,32 @@ pub(crate) fn holds(group: &Group<'_>, claim: &Claim) -> rusqlite::Result<bool> 
     ask.exists(params![claim.id, claim.owner.id, claim.token])
 }
 
+fn is_stopping(group: &Group<'_>, claim: &Claim) -> rusqlite::Result<bool> {
+    group.statement(sql::IS_STOPPING)?.exists(params![claim.id, claim.owner.id, claim.token])
+}
+
 /// Whether the attempt of `claim` has been settled as its own.
 pub(crate) fn was_settled(group: &Group<'_>, claim: &Claim) -> rusqlite::Result<bool> {
     group.statement(sql::WAS_SETTLED)?.exists(params![claim.id, claim.token])
 }
 
-pub(crate) fn settle(group: &mut Group<'_>, claim: &Claim, settlement: &Settlement) -> rusqlite::Result<Settled> {
+/// Writes how the attempt of `claim` ended. One that was asked to stop and is not done ends as cancelled.
+pub(crate) fn settle(group: &mut Group<'_>, claim: &Claim, settlement: Settlement) -> rusqlite::Result<Settled> {
+    let settlement = match &settlement.next {
+        Next::Done(_) => settlement,
+        _ if is_stopping(group, claim)? => settlement.called_off(),
+        _ => settlement,
+    };
     let ended = group.statement(sql::END_LEASE)?.execute(params![claim.id, claim.owner.id, claim.token])?;
     if ended == 0 {
         return Ok(if was_settled(group, claim)? { Settled::Written } else { Settled::LeaseLost });
     }
     if let Next::Done(output) = &settlement.next {
-        write_done(group, claim, settlement, output)?;
+        write_done(group, claim, &settlement, output)?;
     } else {
-        write_other(group, claim, settlement)?;
+        write_other(group, claim, &settlement)?;
     }
-    if let (Some(ordering_key), Next::Done(_) | Next::Dead) = (claim.line(), &settlement.next) {
+    if let Some(ordering_key) = claim.line() {
         if let (Next::Done(_), Some(version)) = (&settlement.next, claim.version) {
             note_version(group, ordering_key, version)?;
         }
@@ -143,6 +153,7 @@ fn write_other(group: &mut Group<'_>, claim: &Claim, settlement: &Settlement) ->
         }
         Next::Parked { reason: why } => (state, reason) = (1, Some(why)),
         Next::Dead => (state, finished) = (3, Some(group.now)),
+        Next::Cancelled => (state, finished) = (4, Some(group.now)),
         Next::Done(_) => unreachable!("written elsewhere"),
     }
     if let Some(open) = gate.filter(|_| !claim.for_callers) {
@@ -176,10 +187,11 @@ fn write_other(group: &mut Group<'_>, claim: &Claim, settlement: &Settlement) ->
 pub(crate) fn take_back(group: &mut Group<'_>, runner: i64) -> rusqlite::Result<usize> {
     let mut ask = group.statement(sql::LEASES_OF)?;
     let leases: Vec<Held> = ask.query_map([runner], Held::read)?.collect::<rusqlite::Result<_>>()?;
+    // First: whoever moves up in a line must not find one of them running.
+    group.statement(sql::DROP_LEASES_OF)?.execute([runner])?;
     for held in &leases {
         take_back_one(group, held)?;
     }
-    group.statement(sql::DROP_LEASES_OF)?.execute([runner])?;
     group.claimable |= !leases.is_empty();
     Ok(leases.len())
 }
@@ -194,6 +206,7 @@ struct Held {
     attempts: u32,
     for_callers: bool,
     ordering_key: Option<String>,
+    is_stopping: bool,
 }
 
 impl Held {
@@ -208,6 +221,7 @@ impl Held {
             attempts: row.get(6)?,
             for_callers: row.get(7)?,
             ordering_key: text(row, 8)?,
+            is_stopping: row.get(9)?,
         })
     }
 }
@@ -220,6 +234,8 @@ fn take_back_one(group: &mut Group<'_>, held: &Held) -> rusqlite::Result<()> {
         (_, true) => (0, Some(Class::Crashed)),
         (_, false) => (0, None),
     };
+    // What was asked to stop does not run again.
+    let state = if held.is_stopping && state != 1 { 4 } else { state };
     let text = class.map(|_| "its process died");
     let gate = match (state, held.for_callers) {
         (0, true) => Some(4),
@@ -227,7 +243,7 @@ fn take_back_one(group: &mut Group<'_>, held: &Held) -> rusqlite::Result<()> {
         _ => None,
     };
     let reason = (state == 1).then_some(Class::UnknownOutcome.as_str());
-    let finished = (state == 3).then_some(group.now);
+    let finished = (state >= 3).then_some(group.now);
     group.statement(sql::TAKE_BACK)?.execute(params![
         held.job,
         state,
@@ -253,9 +269,9 @@ fn take_back_one(group: &mut Group<'_>, held: &Held) -> rusqlite::Result<()> {
     }
     if finished.is_some() {
         group.count(&held.kind, state, 1);
-        if let Some(ordering_key) = held.ordering_key.as_deref().filter(|_| !held.for_callers) {
-            move_up(group, ordering_key)?;
-        }
+    }
+    if let Some(ordering_key) = held.ordering_key.as_deref().filter(|_| !held.for_callers) {
+        move_up(group, ordering_key)?;
     }
     Ok(())
 }

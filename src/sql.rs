@@ -95,6 +95,11 @@ pub(crate) const HEAD_OF_LINE: &str = concat!(
     " ORDER BY id LIMIT 1"
 );
 
+/// Whether another job of an ordering key runs. From the leases, which are few.
+pub(crate) const LINE_RUNS: &str = "
+SELECT 1 FROM main.birkez_lease AS lease CROSS JOIN main.birkez_job AS job ON job.id = lease.job_id
+WHERE lease.job_id <> ?2 AND job.ordering_key = ?1 AND job.for_callers = 0";
+
 /// Whether a newer version of an ordering key's state has been completed.
 pub(crate) const IS_SUPERSEDED: &str = "SELECT 1 FROM main.birkez_order WHERE ordering_key = ?1 AND version > ?2";
 
@@ -217,6 +222,10 @@ ON CONFLICT (job_id) DO UPDATE SET done = excluded.done, total = excluded.total,
 
 pub(crate) const HOLDS_LEASE: &str = "SELECT 1 FROM main.birkez_lease WHERE job_id = ?1 AND runner = ?2 AND token = ?3";
 
+/// Whether a running job has been asked to stop.
+pub(crate) const IS_STOPPING: &str =
+    "SELECT 1 FROM main.birkez_lease WHERE job_id = ?1 AND runner = ?2 AND token = ?3 AND cancel = 1";
+
 /// The fence: no row, no settling.
 pub(crate) const END_LEASE: &str = "DELETE FROM main.birkez_lease WHERE job_id = ?1 AND runner = ?2 AND token = ?3";
 
@@ -295,7 +304,7 @@ pub(crate) const RUNNER_BEAT: &str = "SELECT beat FROM main.birkez_runner WHERE 
 
 pub(crate) const LEASES_OF: &str = "
 SELECT lease.job_id, lease.token, lease.attempt, lease.since, lease.on_crash, job.kind, job.attempts, job.for_callers,
-       job.ordering_key
+       job.ordering_key, lease.cancel
 FROM main.birkez_lease AS lease JOIN main.birkez_job AS job ON job.id = lease.job_id
 WHERE lease.runner = ?1";
 
@@ -343,6 +352,9 @@ pub(crate) fn list_jobs(condition: &str, parameters: usize) -> String {
     let (below, limit) = (parameters - 1, parameters);
     format!("{JOB_COLUMNS} WHERE {condition}{and}job.id < ?{below} ORDER BY job.id DESC LIMIT ?{limit}")
 }
+
+/// The queue of a job's kind, in a condition about `job`.
+pub(crate) const QUEUE_OF_JOB: &str = "coalesce((SELECT queue FROM main.birkez_kind WHERE kind = job.kind), 'default')";
 
 /// The numbers of the jobs that are meant, lowest first.
 pub(crate) fn select_jobs(condition: &str) -> String {

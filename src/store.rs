@@ -8,6 +8,7 @@ mod look;
 mod once;
 mod write;
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub(crate) use self::write::Written;
 use crate::clock::Clock;
 use crate::connect::{Connector, within};
 use crate::endings::Endings;
-use crate::enqueue::Terms;
+use crate::enqueue::{KnownKind, Terms};
 use crate::error::{Error, Result};
 use crate::fault::StorageFault;
 use crate::owner::{Owner, Watch};
@@ -70,6 +71,8 @@ pub(crate) struct Inner {
     /// Suspects start one by one in a process.
     pub trial: Trial,
     pub endings: Arc<Endings>,
+    /// Kinds that runners of this store handle, under all their names.
+    kinds: Mutex<HashMap<&'static str, KnownKind>>,
     /// What this process has seen of other owners' beats.
     pub watch: Mutex<Watch>,
 }
@@ -140,6 +143,14 @@ impl Inner {
                 .error_handler(Box::new(r2d2::NopErrorHandler))
                 .build_unchecked(manager)
         }))
+    }
+
+    pub(crate) fn know_kinds(&self, kinds: impl IntoIterator<Item = (&'static str, KnownKind)>) {
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner).extend(kinds);
+    }
+
+    pub(crate) fn known_kind(&self, kind: &str) -> Option<KnownKind> {
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner).get(kind).copied()
     }
 
     /// The owner of this process's leases, registered on first use and anew when it was declared gone.

@@ -66,6 +66,7 @@ fn of_others() -> Vec<Error> {
         Error::StaleTransaction { act },
         Error::NoSuchJob { job: "job 4711".into() },
         Error::MustResolve,
+        Error::ReplayRefused { cause: "the filter means every job".into() },
         Error::NotWal { path: path(), mode: "delete".into() },
         Error::NotADatabase { path: path() },
         Error::OtherFile { path: path(), other: "/home/other.db".into() },
@@ -182,9 +183,10 @@ fn an_error_that_speaks_of_a_job_names_it_and_its_message_is_for_people() {
     for error in of_others() {
         let text = error.to_string();
         let names_its_act = text.contains("enqueue") || text.contains("`mail`") || text.contains("/home/panel.db");
-        let names_its_object = ["nightly", "401", "3.40.1", "job 4711", "unknown_outcome", "webhook's address"]
-            .iter()
-            .any(|it| text.contains(it));
+        let names_its_object =
+            ["nothing is replayed", "nightly", "401", "3.40.1", "job 4711", "unknown_outcome", "webhook's address"]
+                .iter()
+                .any(|it| text.contains(it));
         assert!(names_its_act || names_its_object, "{text}");
     }
 }

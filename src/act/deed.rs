@@ -1,7 +1,7 @@
 //! The record of what people did: who, when, what, why.
 
 use chrono::{DateTime, Utc};
-use rusqlite::{Row, params};
+use rusqlite::{OptionalExtension, Row, params};
 use serde::Serialize;
 
 use crate::enqueue::text;
@@ -145,6 +145,18 @@ impl Store {
             tx.prepare_cached(sql::DEEDS_OF_JOB)?.query_map([job], read_touched)?.collect()
         })
     }
+
+    /// The payload that a job had before a deed changed it, as JSON. `None` if that deed has not.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file.
+    pub fn payload_before(&self, deed: i64, job: i64) -> Result<Option<String>> {
+        self.read("reading a payload from before a deed", |tx| {
+            let kept = tx.prepare_cached(sql::PAYLOAD_BEFORE)?.query_row([deed, job], |row| text(row, 0)).optional();
+            Ok(kept?.flatten())
+        })
+    }
 }
 
 fn read_deed(row: &Row<'_>) -> rusqlite::Result<DeedInfo> {
@@ -184,8 +196,13 @@ pub(crate) fn record(
     Ok(group.tx().last_insert_rowid())
 }
 
-/// Records that a deed has touched a job, which was `before`.
-pub(crate) fn record_job(group: &Group<'_>, event: i64, before: &JobInfo) -> rusqlite::Result<()> {
+/// Records that a deed has touched a job, which was `before`, with its payload from before if the deed has changed that.
+pub(crate) fn record_job(
+    group: &Group<'_>,
+    event: i64,
+    before: &JobInfo,
+    payload: Option<&str>,
+) -> rusqlite::Result<()> {
     let failure = before.last_failure.as_ref();
     group.statement(sql::RECORD_TOUCHED)?.execute(params![
         event,
@@ -194,6 +211,7 @@ pub(crate) fn record_job(group: &Group<'_>, event: i64, before: &JobInfo) -> rus
         failure.map(|failure| failure.class.as_str()),
         failure.map(|failure| &failure.text),
         before.attempts,
+        payload,
     ])?;
     Ok(())
 }

@@ -54,7 +54,7 @@ impl Context {
             let policy = RetryPolicy::default();
             let facts = self.claim.facts(&policy, group.now, 0.0);
             let settlement = decide(Ended::Done(encode(&value, limit)), &facts);
-            match settle(group, &self.claim, &settlement)? {
+            match settle(group, &self.claim, settlement)? {
                 Settled::Written => {
                     group.freed += 1;
                     Ok(value)

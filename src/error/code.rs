@@ -25,6 +25,7 @@ impl Error {
     /// | `STEP_INVALID`, `STEP_REPEATED`, `STEP_NOT_STORED` | a step that the program makes wrongly; the job ends | no |
     /// | `STEP_UNREADABLE` | a step's stored output does not decode; it was not run again | no |
     /// | `NO_SUCH_JOB`, `WRONG_STATE`, `MUST_RESOLVE` | what a person decides does not apply to the job as it stands | no |
+    /// | `REPLAY_REFUSED` | a replay that would reach further than it says | no |
     /// | `OUTPUT_MISMATCH` | `commit` was given a value that is not the job's `Output` | no |
     /// | `INSIDE_TRANSACTION` | a writing call inside a transaction closure; the message names the right one | no |
     /// | `TRANSACTION_ENDED` | a closure ended the transaction it was given; what it wrote is rolled back or its own | no |
@@ -66,6 +67,7 @@ impl Error {
             Error::NoSuchJob { .. } => "NO_SUCH_JOB",
             Error::WrongState { .. } => "WRONG_STATE",
             Error::MustResolve => "MUST_RESOLVE",
+            Error::ReplayRefused { .. } => "REPLAY_REFUSED",
             Error::StaleTransaction { .. } => "STALE_TRANSACTION",
             Error::OutputMismatch { .. } => "OUTPUT_MISMATCH",
             Error::InsideTransaction { .. } => "INSIDE_TRANSACTION",

@@ -61,6 +61,8 @@ pub(crate) struct Group<'a> {
     pub claimable: bool,
     /// The earliest time at which something in it becomes due later.
     pub due_later: Option<i64>,
+    /// Jobs that run and are asked to stop in it.
+    pub stopping: Vec<i64>,
     /// Whether something in it has changed a schedule, or what is asked of one.
     pub calendar: bool,
     /// Whether it is to take little along, so that it is over soon.
@@ -87,6 +89,7 @@ impl<'a> Group<'a> {
             now,
             claimable: false,
             due_later: None,
+            stopping: Vec::new(),
             calendar: false,
             brief: false,
             synced: false,
@@ -158,7 +161,7 @@ impl<'a> Group<'a> {
         if atomic {
             self.savepoint("SAVEPOINT birkez_op").map_err(|error| fault(error, path))?;
         }
-        let (counted, freed) = (self.counts.clone(), self.freed);
+        let (counted, freed, stopping) = (self.counts.clone(), self.freed, self.stopping.len());
         let result = op(self);
         // A full disk has rolled the whole transaction back: what would follow must not run in autocommit.
         if self.tx.is_autocommit() {
@@ -173,6 +176,7 @@ impl<'a> Group<'a> {
         if undo {
             self.counts = counted;
             self.freed = freed;
+            self.stopping.truncate(stopping);
         }
         if atomic {
             let ending = if undo { "ROLLBACK TO birkez_op" } else { "RELEASE birkez_op" };

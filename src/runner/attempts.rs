@@ -88,6 +88,14 @@ impl Attempts {
         late
     }
 
+    /// Tells the attempts of these jobs that they should end.
+    pub(super) fn ask_to_stop(&self, jobs: &[i64]) {
+        let state = self.lock();
+        for running in jobs.iter().filter_map(|job| state.running.get(job)) {
+            running.flags.cancelled.store(true, Ordering::Release);
+        }
+    }
+
     /// What attempts have said of their progress and is to be written now.
     pub(super) fn take_progress(&self, now: Duration) -> Vec<(Running, Noted)> {
         let state = self.lock();

@@ -157,15 +157,23 @@ impl Buffer {
 
     /// Takes out what has lain here for too long.
     pub(super) fn take_stale(&self, now: Duration) -> Vec<Claim> {
+        self.take_if(|waiting| now.saturating_sub(waiting.since) >= STALE)
+    }
+
+    /// Takes out the claims that `which` says.
+    pub(super) fn take_out(&self, which: impl Fn(&Claim) -> bool) -> Vec<Claim> {
+        self.take_if(|waiting| which(&waiting.claim))
+    }
+
+    fn take_if(&self, which: impl Fn(&Waiting) -> bool) -> Vec<Claim> {
         let mut state = self.lock();
-        if state.waiting.iter().all(|waiting| now.saturating_sub(waiting.since) < STALE) {
+        if !state.waiting.iter().any(&which) {
             return Vec::new();
         }
-        let (stale, fresh): (Vec<_>, Vec<_>) =
-            state.waiting.drain().partition(|waiting| now.saturating_sub(waiting.since) >= STALE);
-        state.waiting = fresh.into();
-        self.take_up(stale.len());
-        stale.into_iter().map(|waiting| waiting.claim).collect()
+        let (out, left): (Vec<_>, Vec<_>) = state.waiting.drain().partition(&which);
+        state.waiting = left.into();
+        self.take_up(out.len());
+        out.into_iter().map(|waiting| waiting.claim).collect()
     }
 
     /// Takes out everything; workers that wait are told that there is no more if `close`.

@@ -232,6 +232,16 @@ impl Crew {
         }
     }
 
+    /// Tells the attempts of these jobs that they should end, and gives back what has not started. Both end as cancelled, by
+    /// the mark in their leases.
+    pub(super) fn ask_to_stop(&self, jobs: &[i64]) {
+        if jobs.is_empty() {
+            return;
+        }
+        self.attempts.ask_to_stop(jobs);
+        self.give_back(self.buffer.take_out(|claim| jobs.contains(&claim.id)));
+    }
+
     /// Runs one claimed job in this thread, and notes how it ended. False if the thread was given up on meanwhile.
     pub(super) fn run(&self, claim: Arc<Claim>) -> bool {
         let Some(handler) = self.handlers.of(&claim.kind) else {

@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 
 use crate::claim::{Candidate, Traits};
 use crate::context::{Context, Flags, encode};
-use crate::enqueue::decode;
+use crate::enqueue::{KnownKind, decode};
 use crate::error::{Error, Result};
 use crate::failure::{panicked, safe_text};
 use crate::idempotency;
@@ -35,6 +35,7 @@ pub(super) struct Handler {
     pub traits: Traits,
     key_as_is: bool,
     pub timeout: Option<Duration>,
+    known: KnownKind,
     make: Make,
     run: Box<Run>,
 }
@@ -69,6 +70,7 @@ impl Handler {
             traits: Traits { policy: J::retry(), at_most_once: J::AT_MOST_ONCE, holds_key: holds_key::<J>() },
             key_as_is: J::KEY_AS_IS,
             timeout: J::timeout(),
+            known: KnownKind::of::<J>(),
             make: Context::new::<J::Output>,
             run: Box::new(run),
         }
@@ -133,6 +135,11 @@ impl Handlers {
     /// The shape of each kind's payload.
     pub(super) fn shapes(&self) -> HashMap<String, u32> {
         self.by_name.iter().map(|(&name, &at)| (name.to_owned(), self.handlers[at].shape)).collect()
+    }
+
+    /// What is known of each kind.
+    pub(super) fn known(&self) -> impl Iterator<Item = (&'static str, KnownKind)> {
+        self.by_name.iter().map(|(&name, &at)| (name, self.handlers[at].known))
     }
 
     /// The names of kinds that run at most once.

@@ -49,6 +49,11 @@ impl Neighbours {
         if within(PATIENCE, || anything_for(&self.connection, crew))? {
             crew.look();
         }
+        let stopping: Vec<i64> = within(PATIENCE, || {
+            let mut ask = self.connection.prepare_cached(sql::STOPPING)?;
+            ask.query_map([crew.owner().id], |row| row.get::<_, i64>(0))?.collect::<rusqlite::Result<_>>()
+        })?;
+        crew.ask_to_stop(&stopping);
         let schedules =
             within(PATIENCE, || self.connection.prepare_cached(sql::SCHEDULES_STATE)?.query_row([], |row| row.get(0)))?;
         // At the first look too: what has changed since the runner's start may have come after its first evaluation.

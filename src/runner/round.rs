@@ -31,6 +31,8 @@ pub(super) struct Round {
     claimed: Vec<Claim>,
     /// Something claimable may be left.
     left: bool,
+    /// Jobs that it asks to stop.
+    stopping: Vec<i64>,
     /// It changes a schedule, or what is asked of one.
     calendar: bool,
     /// More may be due than one look lets in.
@@ -128,6 +130,7 @@ impl Crew {
         round.claimed.clear();
         round.left = self.is_hungry() || group.claimable;
         round.calendar = group.calendar;
+        round.stopping.clone_from(&group.stopping);
         round.due = group.due_later.unwrap_or(NEVER);
         round.more = false;
         if round.whole {
@@ -189,6 +192,7 @@ impl Rider for Crew {
         let mut round = self.round();
         let whole = std::mem::take(&mut round.whole);
         let claimed = std::mem::take(&mut round.claimed);
+        let stopping = std::mem::take(&mut round.stopping);
         if outcome.is_err() {
             // A claim that was not stored is not handed out.
             self.buffer.lay_down(claimed.len());
@@ -217,6 +221,7 @@ impl Rider for Crew {
         }
         drop(round);
         self.buffer.put(claimed, self.now());
+        self.ask_to_stop(&stopping);
         self.ring_if_stopping();
     }
 }

@@ -81,6 +81,13 @@ fn a_known_job_is_found_by_its_name_or_number() {
         STORE_STEP,
         NOTE_PROGRESS,
         RESOLVE,
+        CALL_OFF,
+        ASK_TO_STOP,
+        IS_STOPPING,
+        IS_ASKED,
+        REPLAY,
+        FIX_PAYLOAD,
+        SENT,
     ];
     for sql in by_number {
         assert_plan(sql, "INTEGER PRIMARY KEY");
@@ -115,6 +122,8 @@ fn nobody_walks_a_line() {
     }
     assert_plan(CORRECTED_BY, "birkez_job_corrects (corrects=?)");
     assert_plan(STEP, "PRIMARY KEY (job_id=? AND name=?)");
+    // From the leases, of which there are few: the line may be long.
+    assert_eq!(plan(LINE_RUNS), ["SCAN lease", "SEARCH job USING INTEGER PRIMARY KEY (rowid=?)"]);
 }
 
 #[test]

@@ -137,6 +137,7 @@ impl StoreBuilder {
             inner: Arc::new(Inner {
                 pen,
                 endings,
+                kinds: Mutex::default(),
                 watch: Mutex::default(),
                 connector: self.connector,
                 clock: self.clock,

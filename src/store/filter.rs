@@ -6,6 +6,7 @@ use chrono::{DateTime, Utc};
 use rusqlite::types::Value;
 
 use crate::failure::Class;
+use crate::sql;
 use crate::state::State;
 
 /// Which jobs are meant: those to which everything that is said here applies. Without a word, all.
@@ -23,7 +24,9 @@ pub struct Filter {
     class: Option<Class>,
     error: Option<String>,
     parked_for: Option<String>,
+    queue: Option<String>,
     ordering_key: Option<String>,
+    deed: Option<i64>,
     least_attempts: Option<u32>,
     created: [Option<DateTime<Utc>>; 2],
     finished: [Option<DateTime<Utc>>; 2],
@@ -56,6 +59,12 @@ impl Filter {
         self
     }
 
+    /// Of a kind of this queue. A kind that no runner has handled yet counts as of the queue `default`.
+    pub fn queue(mut self, queue: impl Into<String>) -> Filter {
+        self.queue = Some(queue.into());
+        self
+    }
+
     /// With a key that begins so, byte by byte.
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Filter {
         self.key_prefix = Some(prefix.into());
@@ -80,6 +89,12 @@ impl Filter {
         self
     }
 
+    /// Touched by the deed with this number ([`DeedInfo`](crate::DeedInfo)): by a replay, say, that is to be called off.
+    pub fn touched_by(mut self, deed: i64) -> Filter {
+        self.deed = Some(deed);
+        self
+    }
+
     /// With at least so many attempts charged.
     pub fn at_least_attempts(mut self, attempts: u32) -> Filter {
         self.least_attempts = Some(attempts);
@@ -96,6 +111,21 @@ impl Filter {
     pub fn finished(mut self, from: Option<DateTime<Utc>>, until: Option<DateTime<Utc>>) -> Filter {
         self.finished = [from, until];
         self
+    }
+
+    /// The state that it names.
+    pub(crate) fn meant_state(&self) -> Option<State> {
+        self.state
+    }
+
+    /// Names `state`, unless it names one.
+    pub(crate) fn or_state(self, state: State) -> Filter {
+        Filter { state: self.state.or(Some(state)), ..self }
+    }
+
+    /// Whether it leaves out nothing but by state.
+    pub(crate) fn names_only_state(&self) -> bool {
+        Filter { state: None, ..self.clone() } == Filter::default()
     }
 
     /// The condition, for a table `job` joined with `lease`, and the values of its parameters.
@@ -116,6 +146,14 @@ impl Filter {
         if let Some(text) = &self.error {
             let place = terms.bind(text.to_ascii_lowercase());
             terms.add(format!("instr(lower(job.error_text), {place}) > 0"));
+        }
+        if let Some(queue) = &self.queue {
+            let place = terms.bind(queue.clone());
+            terms.add(format!("{} = {place}", sql::QUEUE_OF_JOB));
+        }
+        if let Some(deed) = self.deed {
+            let place = terms.bind(deed);
+            terms.add(format!("job.id IN (SELECT job_id FROM main.birkez_event_job WHERE event = {place})"));
         }
         terms.equal("job.error_class", self.class.map(|class| class.as_str().to_owned()));
         terms.equal("job.reason", self.parked_for.clone());
@@ -139,6 +177,8 @@ impl fmt::Display for Filter {
         words.extend((!self.kinds.is_empty()).then(|| format!("kind {}", self.kinds.join(" or "))));
         let mut say = |word: &str, value: Option<String>| words.extend(value.map(|value| format!("{word} {value}")));
         say("key from", self.key_prefix.clone());
+        say("queue", self.queue.clone());
+        say("touched by deed", self.deed.map(|deed| deed.to_string()));
         say("class", self.class.map(|class| class.to_string()));
         say("error with", self.error.clone());
         say("parked for", self.parked_for.clone());

@@ -153,6 +153,9 @@ impl Store {
                 Settled::Written => Ok(output),
                 Settled::LeaseLost => Err(Error::LeaseLost { kind: claim.kind.clone(), key: claim.key.clone() }),
             },
+            Ok(Err(_)) if self.job(claim.id)?.is_some_and(|job| job.state == State::Cancelled) => {
+                Err(Error::Cancelled { kind: claim.kind.clone(), key: claim.key.clone() })
+            }
             Ok(Err(_)) => Err(failed),
             Err(panic) => resume_unwind(panic),
         }

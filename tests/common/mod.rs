@@ -110,6 +110,19 @@ pub fn rows(database: &Path, sql: &str) -> Vec<String> {
     statement.query_map([], write).unwrap().collect::<Result<_, _>>().unwrap()
 }
 
+/// The finished jobs that are counted are those that are there.
+#[track_caller]
+pub fn counts_equal_the_rows(path: &Path) {
+    let differ = "SELECT count(*) FROM (
+        SELECT kind, state, count(*) AS n FROM birkez_job WHERE state > 1 GROUP BY kind, state
+        EXCEPT SELECT kind, state, n FROM birkez_count WHERE n <> 0)";
+    assert_eq!(ask::<i64>(path, differ), 0, "the counts differ from the rows");
+    let more = "SELECT count(*) FROM (
+        SELECT kind, state, n FROM birkez_count WHERE n <> 0
+        EXCEPT SELECT kind, state, count(*) AS n FROM birkez_job WHERE state > 1 GROUP BY kind, state)";
+    assert_eq!(ask::<i64>(path, more), 0, "the counts differ from the rows");
+}
+
 /// Statements for the file, on a connection of its own.
 #[track_caller]
 pub fn run_sql(database: &Path, sql: &str) {
