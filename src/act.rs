@@ -20,6 +20,7 @@ use rusqlite::types::Value;
 use rusqlite::{OptionalExtension, params_from_iter};
 
 pub use self::cancel::Cancelled;
+pub(crate) use self::deed::read_touched;
 pub use self::deed::{Deed, DeedInfo, DeedPage, Touched};
 use self::deed::{record, record_job};
 pub use self::replay::{Replay, Replayed};

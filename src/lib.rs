@@ -111,7 +111,7 @@ pub use self::schedule::{
     KeptSchedule, MissedInfo, Occurrence, OccurrenceInfo, Overlap, RequestInfo, Schedule, ScheduleInfo,
 };
 pub use self::state::{JobName, JobRef, State};
-pub use self::store::{Attempt, BlockedKey, Filter, JobInfo, Page, StepInfo, Store, StoreBuilder};
+pub use self::store::{Attempt, BlockedKey, Filter, History, JobInfo, Page, StepInfo, Store, StoreBuilder};
 #[cfg(feature = "webhook")]
 pub use self::webhook::Webhook;
 

@@ -2,6 +2,7 @@
 
 mod builder;
 mod filter;
+mod history;
 mod lines;
 mod list;
 mod look;
@@ -18,6 +19,7 @@ use rusqlite::params;
 
 pub use self::builder::StoreBuilder;
 pub use self::filter::Filter;
+pub use self::history::History;
 pub use self::lines::BlockedKey;
 pub use self::list::Page;
 pub(crate) use self::look::read_job;

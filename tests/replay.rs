@@ -191,6 +191,10 @@ fn a_replayed_job_has_all_its_attempts_and_one_that_dies_again_shows_both_histor
     assert_eq!(desk.state(id), State::Dead);
     let numbers: Vec<_> = desk.store.attempts(id).unwrap().iter().map(|attempt| attempt.number).collect();
     assert_eq!(numbers, [1, 2, 1, 2]);
+    let history = desk.store.history(id).unwrap().unwrap();
+    assert_eq!((history.attempts.len(), history.deeds.len()), (4, 1));
+    let (first, last) = (history.first_failure().unwrap(), history.last_failure().unwrap());
+    assert!(first.failure.text == "trouble with transient/1" && first.ended_at < last.ended_at);
     let touched = &desk.store.deeds_of(id).unwrap()[0];
     assert_eq!((touched.state, touched.attempts, &*touched.deed.verb), (State::Dead, 2, "replay"));
     counts_equal_the_rows(desk.folder.path());

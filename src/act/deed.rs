@@ -172,7 +172,7 @@ fn read_deed(row: &Row<'_>) -> rusqlite::Result<DeedInfo> {
     })
 }
 
-fn read_touched(row: &Row<'_>) -> rusqlite::Result<Touched> {
+pub(crate) fn read_touched(row: &Row<'_>) -> rusqlite::Result<Touched> {
     let class = text(row, 9)?;
     let said = text(row, 10)?.unwrap_or_default();
     Ok(Touched {

@@ -161,10 +161,7 @@ impl Store {
     ///
     /// Those of reading the file.
     pub fn steps(&self, id: i64) -> Result<Vec<StepInfo>> {
-        let row = |row: &Row<'_>| {
-            Ok(StepInfo { name: row.get(0)?, output: text(row, 1)?.unwrap_or_default(), at: instant(row.get(2)?) })
-        };
-        self.read("looking at a job's steps", |tx| tx.prepare_cached(sql::STEPS)?.query_map([id], row)?.collect())
+        self.read("looking at a job's steps", |tx| tx.prepare_cached(sql::STEPS)?.query_map([id], read_step)?.collect())
     }
 
     /// How many jobs of each kind came to an end, by state. Counted as they end, not scanned.
@@ -213,6 +210,10 @@ pub(crate) fn read_job(row: &Row<'_>) -> rusqlite::Result<JobInfo> {
     })
 }
 
+pub(super) fn read_step(row: &Row<'_>) -> rusqlite::Result<StepInfo> {
+    Ok(StepInfo { name: row.get(0)?, output: text(row, 1)?.unwrap_or_default(), at: instant(row.get(2)?) })
+}
+
 fn corrected(row: &Row<'_>) -> rusqlite::Result<Option<JobRef>> {
     let (id, state): (Option<i64>, Option<i64>) = (row.get(19)?, row.get(20)?);
     let leased = row.get(21)?;
@@ -226,7 +227,7 @@ fn progress(row: &Row<'_>) -> rusqlite::Result<Option<Progress>> {
     Ok(Some(Progress { done: count(done), total: count(row.get(23)?), note, at: instant(row.get(25)?) }))
 }
 
-fn read_attempt(row: &Row<'_>) -> rusqlite::Result<Attempt> {
+pub(super) fn read_attempt(row: &Row<'_>) -> rusqlite::Result<Attempt> {
     let class: String = row.get(1)?;
     Ok(Attempt {
         number: row.get(0)?,
