@@ -29,12 +29,10 @@ fn head(group: &Group<'_>, ordering_key: &str) -> rusqlite::Result<Option<Head>>
     group.statement(sql::HEAD_OF_LINE)?.query_row([ordering_key], row).optional()
 }
 
-/// A job has left its line, or its turn: the first in the line moves up.
+/// The job whose turn it was has left its line, or goes back to waiting: the first in the line has its turn. Nobody else of
+/// the line runs.
 pub(crate) fn move_up(group: &mut Group<'_>, ordering_key: &str) -> rusqlite::Result<()> {
     let Some(next) = head(group, ordering_key)?.filter(|next| next.gate == Some(BEHIND)) else { return Ok(()) };
-    if runs_beside(group, ordering_key, next.id)? {
-        return Ok(());
-    }
     let gate = match next.is_suspect {
         true => 3,
         false => i64::from(next.run_at <= group.now),
@@ -72,30 +70,7 @@ pub(crate) fn note_version(group: &Group<'_>, ordering_key: &str, version: i64) 
     Ok(())
 }
 
-/// A job that had left its line comes back to its place in it, which may be in front of the one whose turn it was: that one
-/// waits again, unless it runs. Answers the gate of the one that comes back, as [`gate_in_line`] does.
-pub(crate) fn step_back_in(
-    group: &Group<'_>,
-    job: i64,
-    ordering_key: Option<&str>,
-    gate: i64,
-) -> rusqlite::Result<i64> {
-    if let Some(ordering_key) = ordering_key
-        && let Some(first) = head(group, ordering_key)?.filter(|first| first.id > job)
-        && first.gate.is_some()
-        && !runs_beside(group, ordering_key, job)?
-    {
-        group.statement(sql::SET_GATE)?.execute([first.id, BEHIND])?;
-    }
-    gate_in_line(group, job, ordering_key, gate)
-}
-
-/// Whether another of its line than `job` runs: one that came back to the line while a later one ran is in front of that.
-fn runs_beside(group: &Group<'_>, ordering_key: &str, job: i64) -> rusqlite::Result<bool> {
-    group.statement(sql::LINE_RUNS)?.exists(params![ordering_key, job])
-}
-
-/// The gate of a job that waits again: `gate`, unless others are in front of it in its line, or one of it runs.
+/// The gate of a job that goes back to waiting from its turn: `gate`, unless others are in front of it in its line.
 pub(crate) fn gate_in_line(
     group: &Group<'_>,
     job: i64,
@@ -103,7 +78,31 @@ pub(crate) fn gate_in_line(
     gate: i64,
 ) -> rusqlite::Result<i64> {
     let Some(ordering_key) = ordering_key else { return Ok(gate) };
-    let is_behind =
-        head(group, ordering_key)?.is_some_and(|head| head.id < job) || runs_beside(group, ordering_key, job)?;
+    let is_behind = head(group, ordering_key)?.is_some_and(|head| head.id < job);
     Ok(if is_behind { BEHIND } else { gate })
+}
+
+// What people do to the jobs of a line happens beside one that may run. As a rule that one is the first of them; but a job
+// that comes back by a replay takes its old place, which may be in front of one that runs.
+
+/// A job that did not run has left its line: the first in it has its turn, unless one of it runs.
+pub(crate) fn close_up(group: &mut Group<'_>, ordering_key: &str) -> rusqlite::Result<()> {
+    if runs(group, ordering_key)? { Ok(()) } else { move_up(group, ordering_key) }
+}
+
+/// A job comes back to its place in its line, or may run sooner than it might. If that place is in front of the one whose
+/// turn it was, that one waits again, unless it runs. Answers the gate of the one that comes back: `open` if it is its turn.
+pub(crate) fn come_back(group: &Group<'_>, job: i64, ordering_key: Option<&str>, open: i64) -> rusqlite::Result<i64> {
+    let Some(line) = ordering_key else { return Ok(open) };
+    if runs(group, line)? {
+        return Ok(BEHIND);
+    }
+    if let Some(first) = head(group, line)?.filter(|first| first.id > job && first.gate.is_some()) {
+        group.statement(sql::SET_GATE)?.execute([first.id, BEHIND])?;
+    }
+    gate_in_line(group, job, ordering_key, open)
+}
+
+fn runs(group: &Group<'_>, ordering_key: &str) -> rusqlite::Result<bool> {
+    group.statement(sql::LINE_RUNS)?.exists([ordering_key])
 }

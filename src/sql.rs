@@ -95,10 +95,10 @@ pub(crate) const HEAD_OF_LINE: &str = concat!(
     " ORDER BY id LIMIT 1"
 );
 
-/// Whether another job of an ordering key runs. From the leases, which are few.
+/// Whether a job of an ordering key runs. From the leases, which are few.
 pub(crate) const LINE_RUNS: &str = "
 SELECT 1 FROM main.birkez_lease AS lease CROSS JOIN main.birkez_job AS job ON job.id = lease.job_id
-WHERE lease.job_id <> ?2 AND job.ordering_key = ?1 AND job.for_callers = 0";
+WHERE job.ordering_key = ?1 AND job.for_callers = 0";
 
 /// Whether a newer version of an ordering key's state has been completed.
 pub(crate) const IS_SUPERSEDED: &str = "SELECT 1 FROM main.birkez_order WHERE ordering_key = ?1 AND version > ?2";

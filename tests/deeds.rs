@@ -237,3 +237,26 @@ fn a_job_says_what_people_call_it_and_what_enqueued_it() {
     assert!(parent_info.origin.unwrap().starts_with("app "));
     assert_eq!(Which::from(JobName::new("post", "child")).to_string(), "post child");
 }
+
+#[test]
+fn a_suspect_that_is_put_off_is_still_tried_by_itself_when_its_time_has_come() {
+    let desk = Desk::new();
+    let id = desk.post("letter", None);
+    // As a process claims it that dies in its middle.
+    let lease = format!("INSERT INTO birkez_lease VALUES ({id}, 99, 1, 1, 1, 0, 0)");
+    common::run_sql(desk.folder.path(), &lease);
+    let idle = Drain::new(Runner::builder(&desk.store)).unwrap();
+    idle.drain().unwrap();
+    let gate = || ask::<i64>(desk.folder.path(), "SELECT gate FROM birkez_job");
+    assert_eq!(gate(), 3, "taken back");
+    let later = desk.clock.now() + Duration::from_secs(60);
+    desk.store.reschedule(id, later, "Ada").unwrap();
+    assert_eq!(gate(), 0);
+    desk.clock.advance(Duration::from_secs(60));
+    idle.drain().unwrap();
+    assert_eq!(gate(), 3);
+    desk.store.reschedule(id, desk.clock.now(), "Ada").unwrap();
+    assert_eq!(gate(), 3);
+    desk.drain();
+    assert_eq!(desk.state("letter"), State::Done);
+}

@@ -7,7 +7,7 @@ use super::{Deed, Task, Which};
 use crate::enqueue::text;
 use crate::error::{Error, Result};
 use crate::failure::Class;
-use crate::ordering::move_up;
+use crate::ordering::close_up;
 use crate::pen::{Act, Group, OpResult};
 use crate::sql;
 use crate::state::State;
@@ -97,7 +97,7 @@ fn call_off(group: &mut Group<'_>, job: &JobInfo) -> OpResult<Cancelled> {
     group.statement(sql::CALL_OFF)?.execute(params![job.id, group.now])?;
     group.count(&job.kind, 4, 1);
     if let Some(line) = job.line() {
-        move_up(group, line)?;
+        close_up(group, line)?;
     }
     Ok(Cancelled { id: job.id, kind: job.kind.clone(), key: job.key.clone(), was: job.state, payload })
 }

@@ -4,7 +4,7 @@ use rusqlite::params;
 
 use super::{Deed, Task, Which};
 use crate::error::Result;
-use crate::ordering::move_up;
+use crate::ordering::close_up;
 use crate::pen::Act;
 use crate::sql;
 use crate::state::State;
@@ -43,7 +43,7 @@ impl Store {
             group.count(&job.kind, 3, -1);
             group.count(&job.kind, 4, 1);
             if let Some(line) = job.line() {
-                move_up(group, line)?;
+                close_up(group, line)?;
             }
             Ok(Some(()))
         })?;

@@ -2,7 +2,7 @@
 
 use super::{Deed, Task, Which};
 use crate::error::{Error, Result};
-use crate::ordering::move_up;
+use crate::ordering::close_up;
 use crate::pen::Act;
 use crate::sql;
 use crate::store::Store;
@@ -23,7 +23,7 @@ impl Store {
             if group.statement(sql::PASS_OVER)?.execute([dead.id])? == 0 {
                 return Ok(None);
             }
-            move_up(group, line)?;
+            close_up(group, line)?;
             Ok(Some(()))
         });
         match passed {

@@ -16,7 +16,7 @@ use super::{Deed, Errand, Task, Which};
 use crate::error::{Error, Result};
 use crate::failure::Class;
 use crate::fingerprint::Fingerprint;
-use crate::ordering::step_back_in;
+use crate::ordering::come_back;
 use crate::pen::{Act, Group, OpResult};
 use crate::sql;
 use crate::state::State;
@@ -326,7 +326,7 @@ fn again(group: &mut Group<'_>, job: &JobInfo, pace: &Pace, anew: bool) -> OpRes
     let run_at = pace.next(group.now);
     let gate = match job.for_callers {
         true => 4,
-        false => step_back_in(group, job.id, job.line(), i64::from(run_at <= group.now))?,
+        false => come_back(group, job.id, job.line(), i64::from(run_at <= group.now))?,
     };
     group.statement(sql::REPLAY)?.execute(params![job.id, gate, run_at, pace.one_attempt, anew])?;
     if anew {

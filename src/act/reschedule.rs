@@ -5,7 +5,7 @@ use rusqlite::params;
 
 use super::{Deed, Task, Which};
 use crate::error::Result;
-use crate::ordering::gate_in_line;
+use crate::ordering::come_back;
 use crate::pen::Act;
 use crate::sql;
 use crate::state::State;
@@ -48,7 +48,7 @@ impl Store {
                 (true, Some(_)) => 3,
                 (true, None) => 1,
             };
-            let gate = gate_in_line(group, job.id, job.line(), open)?;
+            let gate = come_back(group, job.id, job.line(), open)?;
             group.statement(sql::RESCHEDULE)?.execute(params![job.id, run_at, gate])?;
             group.note_due(run_at);
             Ok(Some(()))

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{Deed, Task, Which};
 use crate::enqueue::check_size;
 use crate::error::Result;
-use crate::ordering::{gate_in_line, move_up, note_version};
+use crate::ordering::{close_up, come_back, note_version};
 use crate::pen::{Act, Group, OpResult};
 use crate::sql;
 use crate::state::State;
@@ -102,7 +102,7 @@ fn resolve(group: &mut Group<'_>, job: &JobInfo, resolution: &Resolution, limit:
             (2, None, Some(output))
         }
         Resolution::Retry if job.for_callers => (0, Some(4), None),
-        Resolution::Retry => (0, Some(gate_in_line(group, id, line, 1)?), None),
+        Resolution::Retry => (0, Some(come_back(group, id, line, 1)?), None),
         Resolution::Dead => (3, None, None),
     };
     let finished = (state != 0).then_some(group.now);
@@ -116,7 +116,7 @@ fn resolve(group: &mut Group<'_>, job: &JobInfo, resolution: &Resolution, limit:
         if let (2, Some(version)) = (state, job.version) {
             note_version(group, line, version)?;
         }
-        move_up(group, line)?;
+        close_up(group, line)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use rusqlite::params;
 use super::{Deed, Task, Which};
 use crate::error::{Error, Result};
 use crate::failure::Class;
-use crate::ordering::gate_in_line;
+use crate::ordering::come_back;
 use crate::pen::Act;
 use crate::sql;
 use crate::state::State;
@@ -67,7 +67,7 @@ impl Store {
             if job.parked_for.as_deref() == Some(Class::UnknownOutcome.as_str()) {
                 return if one_by_one { Err(Error::MustResolve.into()) } else { Ok(None) };
             }
-            let gate = if job.for_callers { 4 } else { gate_in_line(group, job.id, job.line(), 1)? };
+            let gate = if job.for_callers { 4 } else { come_back(group, job.id, job.line(), 1)? };
             group.statement(sql::RESUME)?.execute(params![job.id, group.now, gate])?;
             if !job.for_callers {
                 group.note_due(group.now);
