@@ -20,9 +20,9 @@ use rusqlite::types::Value;
 use rusqlite::{OptionalExtension, params_from_iter};
 
 pub use self::cancel::Cancelled;
-pub(crate) use self::deed::read_touched;
+use self::deed::record_job;
 pub use self::deed::{Deed, DeedInfo, DeedPage, Touched};
-use self::deed::{record, record_job};
+pub(crate) use self::deed::{read_touched, record};
 pub use self::replay::{Replay, Replayed};
 pub use self::resolve::Resolution;
 use crate::clock::Stopwatch;

@@ -1,10 +1,12 @@
 //! Claiming: which jobs, in which order, under which lease.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rusqlite::{OptionalExtension, Row, params, params_from_iter};
 
 use crate::enqueue::text;
+use crate::hold::Room;
 use crate::ordering::supersede;
 use crate::owner::Owner;
 use crate::pen::Group;
@@ -29,6 +31,8 @@ pub(crate) struct Wish<'a> {
     pub owner: &'a Arc<Owner>,
     /// Kinds that it handles and that are open, under all their names.
     pub kinds: &'a [String],
+    /// How many more may run of those that are limited.
+    pub room: &'a Room,
     /// Workers that can start at once.
     pub idle: usize,
     /// How many more may be claimed for those that will be free soon.
@@ -89,7 +93,11 @@ pub(crate) fn next_due(group: &Group<'_>) -> rusqlite::Result<Option<i64>> {
 pub(crate) fn claim(group: &mut Group<'_>, wish: &Wish<'_>, fairness: &mut Fairness) -> rusqlite::Result<Vec<Claim>> {
     let mut best = candidates(group, wish)?;
     let turns = fairness.turns(group, wish, &best)?;
-    best.truncate((wish.idle + wish.ahead).saturating_sub(turns.len()));
+    if !turns.is_empty() {
+        // What makes room under a limit for a turn leaves a worker for others, which the next look finds.
+        group.claimable |= give_way(wish, &turns, &mut best);
+        best.truncate((wish.idle + wish.ahead).saturating_sub(turns.len()));
+    }
     // Claimed ahead, it must not be overtaken again by what it has waited for.
     let turns = turns.into_iter().map(|turn| Candidate { priority: i64::MAX, ..turn });
     let mut claimed = Vec::with_capacity(best.len());
@@ -159,26 +167,58 @@ impl Candidate {
     }
 }
 
-/// As many as the wish has room for. It stops at the first that may not be claimed ahead: passing it over would start
-/// what comes after it first.
+/// Takes out what has no room under its limit beside the turns; true if that is anything.
+fn give_way(wish: &Wish<'_>, turns: &[Candidate], best: &mut Vec<Candidate>) -> bool {
+    let (mut room, before) = (wish.room.clone(), best.len());
+    turns.iter().for_each(|turn| {
+        room.take(&turn.kind);
+    });
+    best.retain(|job| room.take(&job.kind));
+    best.len() < before
+}
+
+/// What was found for a wish so far.
+struct Finds {
+    found: Vec<Candidate>,
+    bytes: usize,
+    room: Room,
+}
+
+/// As many as the wish has room for. Kinds that have come to their limit are left out of what is read on: nobody walks
+/// over rows that cannot be taken.
 fn candidates(group: &Group<'_>, wish: &Wish<'_>) -> rusqlite::Result<Vec<Candidate>> {
-    let mut found = Vec::with_capacity((wish.idle + wish.ahead).min(256));
-    let mut bytes = 0;
-    let mut statement = group.statement(&sql::candidates(wish.kinds.len(), false))?;
-    let mut rows = statement.query(params_from_iter(wish.kinds))?;
-    while found.len() < wish.idle + wish.ahead && bytes < PAYLOADS {
+    let found = Vec::with_capacity((wish.idle + wish.ahead).min(256));
+    let mut finds = Finds { found, bytes: 0, room: wish.room.clone() };
+    let mut kinds = Cow::Borrowed(wish.kinds);
+    while !kinds.is_empty() && find_more(group, wish, &kinds, &mut finds)? {
+        kinds.to_mut().retain(|kind| finds.room.has(kind));
+    }
+    Ok(finds.found)
+}
+
+/// Reads on in order; true if it has met a kind that has come to its limit, and others may follow. It stops at the first that may not be claimed ahead: passing it over would start
+/// what comes after it first.
+fn find_more(group: &Group<'_>, wish: &Wish<'_>, kinds: &[String], finds: &mut Finds) -> rusqlite::Result<bool> {
+    let before = finds.found.len();
+    let mut statement = group.statement(&sql::candidates(kinds.len(), false))?;
+    let mut rows = statement.query(params_from_iter(kinds))?;
+    while finds.found.len() < wish.idle + wish.ahead && finds.bytes < PAYLOADS {
         let Some(row) = rows.next()? else { break };
         let Some(candidate) = readable(row) else { continue };
-        if (wish.runs_here)(&candidate) {
+        if finds.found[..before].iter().any(|known| known.id == candidate.id) || (wish.runs_here)(&candidate) {
             continue;
         }
-        if found.len() >= wish.idle && !(wish.may_wait)(&candidate) {
+        if !finds.room.has(&candidate.kind) {
+            return Ok(true);
+        }
+        if finds.found.len() >= wish.idle && !(wish.may_wait)(&candidate) {
             break;
         }
-        bytes += candidate.payload.as_ref().map_or(0, String::len);
-        found.push(candidate);
+        finds.room.take(&candidate.kind);
+        finds.bytes += candidate.payload.as_ref().map_or(0, String::len);
+        finds.found.push(candidate);
     }
-    Ok(found)
+    Ok(false)
 }
 
 /// A row that another program has filled with what no job can have is passed over: it must not hold up the others.
@@ -268,13 +308,14 @@ impl Fairness {
         let in_front = taken.iter().filter(|candidate| candidate.priority > below).count();
         self.passed_over = self.passed_over.saturating_add(u32::try_from(in_front).unwrap_or(u32::MAX));
         let mut turns: Vec<Candidate> = Vec::new();
+        let mut room = wish.room.clone();
         while self.passed_over >= PATIENCE && turns.len() < in_front {
             let level = match self.last {
                 Some(last) => level_below(group, wish, last.min(top))?.unwrap_or(below),
                 None => below,
             };
             let known = |id: i64| taken.iter().chain(&turns).any(|candidate| candidate.id == id);
-            let turn = oldest_at(group, wish, level, &known)?;
+            let turn = oldest_at(group, wish, level, (&known, &room))?;
             if turns.len() >= wish.idle && turn.as_ref().is_some_and(|turn| !(wish.is_quick)(turn)) {
                 break;
             }
@@ -282,6 +323,7 @@ impl Fairness {
             self.passed_over -= PATIENCE;
             // All of this level is taken already, or runs; in the buffer the same patience counts.
             let Some(turn) = turn else { continue };
+            room.take(&turn.kind);
             turns.push(turn);
         }
         Ok(turns)
@@ -302,10 +344,10 @@ fn oldest_at(
     group: &Group<'_>,
     wish: &Wish<'_>,
     priority: i64,
-    known: &dyn Fn(i64) -> bool,
+    (known, room): (&dyn Fn(i64) -> bool, &Room),
 ) -> rusqlite::Result<Option<Candidate>> {
     let mut oldest: Option<Candidate> = None;
-    for kind in wish.kinds {
+    for kind in wish.kinds.iter().filter(|kind| room.has(kind)) {
         let mut ask = group.statement(sql::CANDIDATES_AT)?;
         let mut rows = ask.query(params![kind, priority])?;
         while let Some(row) = rows.next()? {

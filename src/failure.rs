@@ -41,7 +41,7 @@ pub enum Class {
 }
 
 impl Class {
-    const ALL: [Class; 11] = [
+    pub(crate) const ALL: [Class; 11] = [
         Class::Transient,
         Class::Permanent,
         Class::Parked,

@@ -6,6 +6,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::advice::Advice;
 use crate::error::{Error, Result};
 use crate::failure::Class;
 use crate::retry::RetryPolicy;
@@ -136,6 +137,13 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     fn upgrade(shape: u32, payload: serde_json::Value) -> anyhow::Result<serde_json::Value> {
         let _ = payload;
         anyhow::bail!("payload has shape {shape}, this program reads only shape {}", Self::SHAPE)
+    }
+
+    /// What is to be done before a job that is dead by a failure of this class is replayed; it is shown with the job
+    /// ([`Store::advice`](crate::Store::advice)), also by programs that do not know its type. Defaults to none.
+    fn advice(class: Class) -> Option<Advice> {
+        let _ = class;
+        None
     }
 
     /// How failures are retried. Defaults to [`RetryPolicy::default`].

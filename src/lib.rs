@@ -63,6 +63,9 @@ pub use rusqlite;
 mod job;
 mod store;
 mod act;
+mod hold;
+mod advice;
+mod explain;
 mod enqueue;
 mod fingerprint;
 mod idempotency;
@@ -71,6 +74,7 @@ mod schedule;
 pub mod calendar;
 
 mod runner;
+mod presence;
 mod relay;
 #[cfg(feature = "webhook")]
 mod webhook;
@@ -98,11 +102,14 @@ mod state;
 pub mod testing;
 
 pub use self::act::{Cancelled, Deed, DeedInfo, DeedPage, Replay, Replayed, Resolution, Touched, Which};
+pub use self::advice::Advice;
 pub use self::clock::{Clock, SystemClock};
 pub use self::connect::Durability;
 pub use self::context::{Context, Progress};
 pub use self::error::{Error, Result};
+pub use self::explain::{DeedRef, Explanation, OneJob, Process, Reason, Words};
 pub use self::failure::{Class, Verdicts, snooze};
+pub use self::hold::{LimitInfo, PauseInfo, Scope};
 pub use self::job::{DeadHead, Enqueued, EnqueuedIn, Failure, Job, MAX_KEY, MAX_KIND, Standing, in_future};
 pub use self::relay::{Message, Relay};
 pub use self::retry::RetryPolicy;

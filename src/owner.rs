@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rusqlite::params;
 
-pub(crate) use self::watch::{Holder, Watch, find_gone, reap};
+pub(crate) use self::watch::{Holder, Sign, Watch, find_gone, lives, reap};
 use crate::clock::{Clock, millis};
 use crate::connect::Connector;
 use crate::error::Result;

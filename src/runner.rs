@@ -29,6 +29,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::pen::Rider;
+use crate::presence::Presence;
 use crate::relay::Relay;
 use crate::schedule::{Entry, Occurrence, Planner, Schedule};
 use crate::store::Store;
@@ -294,7 +295,8 @@ impl RunnerBuilder {
         let owner = self.store.inner.owner()?;
         self.store.inner.know_kinds(handlers.known());
         let planner = Planner::new(self.store.clone(), self.schedules, handlers.shapes())?;
-        let crew = Crew::new(self.store, handlers, self.workers, owner, planner.waits());
+        let presence = Presence::begin(self.store.clone(), handlers.sayings(), planner.names(), owner.id)?;
+        let crew = Crew::new(self.store, handlers, self.workers, (owner, presence), planner.waits());
         Ok((Arc::new(crew), planner))
     }
 }

@@ -94,6 +94,7 @@ pub(crate) fn settle(group: &mut Group<'_>, claim: &Claim, settlement: Settlemen
     if ended == 0 {
         return Ok(if was_settled(group, claim)? { Settled::Written } else { Settled::LeaseLost });
     }
+    group.settled = true;
     if let Next::Done(output) = &settlement.next {
         write_done(group, claim, &settlement, output)?;
     } else {

@@ -1,9 +1,13 @@
 //! Every statement that birkez runs, in the order of a job's life. Values are always bound, never pasted.
 
 mod deeds;
+mod explain;
+mod holds;
 mod schedules;
 
 pub(crate) use self::deeds::*;
+pub(crate) use self::explain::*;
+pub(crate) use self::holds::*;
 pub(crate) use self::schedules::*;
 
 /// Which jobs are in the line of an ordering key: the condition of `birkez_job_line`, word for word, or SQLite would walk
@@ -23,7 +27,7 @@ macro_rules! in_line {
     };
 }
 
-/// Whether this program may write, asked in every write transaction.
+/// Whether this program may write, asked of a file whose version is not known yet.
 pub(crate) const VERSION: &str = "SELECT version, oldest_writer FROM main.birkez_version WHERE one = 1";
 
 // ---- enqueue
@@ -256,7 +260,8 @@ INSERT INTO main.birkez_count (kind, state, n) VALUES (?1, ?2, ?3)
 ON CONFLICT (kind, state) DO UPDATE SET n = n + excluded.n";
 
 pub(crate) const RESUME: &str = "
-UPDATE main.birkez_job SET state = 0, gate = ?3, reason = NULL, run_at = ?2, deadline = NULL WHERE id = ?1 AND state = 1";
+UPDATE main.birkez_job SET state = 0, gate = ?3, reason = NULL, run_at = ?2, deadline = NULL, handed_at = NULL
+WHERE id = ?1 AND state = 1";
 
 pub(crate) const RESCHEDULE: &str = "
 UPDATE main.birkez_job SET run_at = ?2, gate = ?3 WHERE id = ?1 AND state = 0";
@@ -269,7 +274,7 @@ pub(crate) const DISCARD: &str =
 pub(crate) const RESOLVE: &str = "
 UPDATE main.birkez_job
 SET state = ?2, gate = ?3, run_at = ?4, reason = NULL, attempts = CASE ?2 WHEN 0 THEN 0 ELSE attempts END, deadline = NULL,
-    result = ?5, result_note = NULL, suspect = NULL, finished_at = ?6
+    result = ?5, result_note = NULL, suspect = NULL, finished_at = ?6, handed_at = NULL
 WHERE id = ?1 AND state = 1";
 
 /// A dead job leaves its line.
@@ -287,8 +292,10 @@ pub(crate) const BEAT: &str = "
 UPDATE main.birkez_runner SET beat = beat + 1, heard_at = ?2
 WHERE id = ?1 AND ended_at IS NULL AND EXISTS (SELECT 1 FROM main.birkez_version WHERE one = 1 AND oldest_writer <= ?3)";
 
-pub(crate) const END_RUNNER: &str =
-    "UPDATE main.birkez_runner SET ended_at = ?2, heard_at = ?2, ending = ?3 WHERE id = ?1 AND ended_at IS NULL";
+/// Whoever is found gone was there until it was last heard of.
+pub(crate) const END_RUNNER: &str = "
+UPDATE main.birkez_runner SET ended_at = ?2, heard_at = CASE ?3 WHEN 'gone' THEN heard_at ELSE ?2 END, ending = ?3
+WHERE id = ?1 AND ended_at IS NULL";
 
 /// Owners other than `?1` that hold leases; one whose row is missing or ended has no uuid here.
 pub(crate) const FOREIGN_HOLDERS: &str = "

@@ -224,10 +224,10 @@ fn a_new_schedule_does_not_take_what_a_removed_one_has_made_for_its_own() {
     let drain = desk.drain(schedule("0 * * * *"));
     desk.set("2026-05-01T01:00:30Z");
     drain.drain().unwrap();
-    assert!(desk.store.run_schedule("s", Some("2026-05-01T03:00:00Z")).unwrap());
+    assert!(desk.store.run_schedule("s", Some("2026-05-01T03:00:00Z"), "a test").unwrap());
     drain.drain().unwrap();
     assert_eq!(desk.made("s").len(), 2);
-    assert!(desk.store.remove_schedule("s").unwrap());
+    assert!(desk.store.remove_schedule("s", "a test").unwrap());
     let other = Schedule::cron("other", "0 * * * *").unwrap().zone("UTC").unwrap();
     let other = Drain::new(
         Runner::builder(&desk.store).schedule(other, |at: &Occurrence| [Tick { slot: format!("other {}", at.id()) }]),

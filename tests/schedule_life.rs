@@ -213,7 +213,7 @@ fn a_pause_survives_a_restart_and_what_came_due_meanwhile_does_not_run() {
     assert_eq!(desk.made(), [""; 0]);
     let shown = store.schedules().unwrap().remove(0);
     assert_eq!((shown.paused_by.as_deref(), shown.next), (Some("the office"), None));
-    assert!(store.resume_schedule("hourly").unwrap());
+    assert!(store.resume_schedule("hourly", "a test").unwrap());
     desk.run_to("2026-05-01T04:10:00Z", &drain);
     assert_eq!(desk.made(), ["2026-05-01T04:00:00Z"]);
     assert_eq!(desk.missed(&store, "hourly"), [gap("2026-05-01T01:00:00Z", "2026-05-01T03:00:00Z", 3, "paused")]);
@@ -226,12 +226,15 @@ fn a_slot_that_was_run_early_or_marked_done_does_not_come_again() {
     let monthly = Schedule::monthly("card", 4, "09:00").unwrap().zone("Europe/Istanbul").unwrap();
     let drain = desk.drain(&store, monthly);
     drain.drain().unwrap();
-    assert!(store.run_schedule("card", Some("2026-06-04T09:00:00")).unwrap());
-    assert!(store.run_schedule("card", Some("2026-06-04T09:00:00")).unwrap());
-    assert!(store.run_schedule("card", Some("2026-06-05T09:00:00")).unwrap());
-    assert!(store.mark_occurrence_done("card", "2026-07-04T09:00:00").unwrap());
-    assert!(!store.mark_occurrence_done("card", "2026-07-04T09:00:00").unwrap());
-    assert_eq!(store.mark_occurrence_done("card", "2026-07-05T09:00:00").unwrap_err().code(), "SCHEDULE_INVALID");
+    assert!(store.run_schedule("card", Some("2026-06-04T09:00:00"), "a test").unwrap());
+    assert!(store.run_schedule("card", Some("2026-06-04T09:00:00"), "a test").unwrap());
+    assert!(store.run_schedule("card", Some("2026-06-05T09:00:00"), "a test").unwrap());
+    assert!(store.mark_occurrence_done("card", "2026-07-04T09:00:00", "a test").unwrap());
+    assert!(!store.mark_occurrence_done("card", "2026-07-04T09:00:00", "a test").unwrap());
+    assert_eq!(
+        store.mark_occurrence_done("card", "2026-07-05T09:00:00", "a test").unwrap_err().code(),
+        "SCHEDULE_INVALID"
+    );
     drain.drain().unwrap();
     assert_eq!(desk.made(), ["2026-06-04T09:00:00"]);
     let answers = store.schedule_requests("card", 10).unwrap();
@@ -249,8 +252,8 @@ fn a_run_asked_for_without_a_slot_takes_none() {
     let store = desk.store();
     let drain = desk.drain(&store, hourly());
     drain.drain().unwrap();
-    assert!(store.run_schedule("hourly", None).unwrap());
-    assert!(!store.run_schedule("nowhere", None).unwrap());
+    assert!(store.run_schedule("hourly", None, "a test").unwrap());
+    assert!(!store.run_schedule("nowhere", None, "a test").unwrap());
     drain.drain().unwrap();
     desk.run_to("2026-05-01T01:05:00Z", &drain);
     assert_eq!(desk.made(), ["asked-1", "2026-05-01T01:00:00Z"]);
@@ -265,7 +268,7 @@ fn a_back_fill_makes_what_is_missing_of_its_dates_under_the_same_ids() {
     drain.drain().unwrap();
     let date = |text: &str| text.parse().unwrap();
     for _ in 0..2 {
-        assert!(store.backfill_schedule("daily", date("2026-05-08"), date("2026-05-12")).unwrap());
+        assert!(store.backfill_schedule("daily", date("2026-05-08"), date("2026-05-12"), "a test").unwrap());
         drain.drain().unwrap();
     }
     assert_eq!(desk.made(), ["2026-05-08T03:00:00", "2026-05-09T03:00:00", "2026-05-10T03:00:00"]);
@@ -294,7 +297,7 @@ fn a_schedule_kept_in_the_file_runs_without_a_function_in_any_process_that_handl
     drain.drain().unwrap();
     desk.run_to("2026-05-01T02:40:00Z", &drain);
     assert_eq!(desk.made()[2..], ["t 2026-05-01T02:30:00Z"]);
-    assert!(app.remove_schedule("hourly").unwrap());
+    assert!(app.remove_schedule("hourly", "a test").unwrap());
     desk.run_to("2026-05-01T04:00:00Z", &drain);
     assert_eq!(desk.made().len(), 3);
 }
@@ -451,7 +454,7 @@ fn a_running_process_sees_within_a_second_what_another_changes_pauses_and_asks_f
     let seen = |condition: &dyn Fn() -> bool| wait_within(common::PATIENCE, condition).unwrap();
     quickest("asking for a run", &|| {
         let before = log.count("asked-");
-        assert!(store.run_schedule("yearly", None).unwrap());
+        assert!(store.run_schedule("yearly", None, "a test").unwrap());
         seen(&|| log.count("asked-") > before)
     });
     let set = |line: &str| {
@@ -471,7 +474,7 @@ fn a_running_process_sees_within_a_second_what_another_changes_pauses_and_asks_f
     assert!(store.pause_schedule("kept", "the other process").unwrap());
     let before = made();
     assert_eq!(wait_within(Duration::from_millis(2_500), || made() > before), None, "it makes none while it is paused");
-    assert!(store.resume_schedule("kept").unwrap());
+    assert!(store.resume_schedule("kept", "a test").unwrap());
     seen(&|| made() > before);
     child.go();
     drop(child.finish());

@@ -288,7 +288,7 @@ fn a_pause_drops_only_what_came_due_within_it() {
     desk.set("2026-05-01T03:30:00Z");
     assert!(desk.store.pause_schedule("s", "me").unwrap());
     desk.set("2026-05-01T05:30:00Z");
-    assert!(desk.store.resume_schedule("s").unwrap());
+    assert!(desk.store.resume_schedule("s", "a test").unwrap());
     let drain = desk.drain(cron("0 * * * *").catch_up(CatchUp::each()));
     desk.look(&drain, &["2026-05-01T05:31:00Z", "2026-05-01T06:00:01Z"]);
     assert_eq!(desk.made(), ["01:00", "02:00", "03:00", "06:00"]);
@@ -305,7 +305,7 @@ fn a_run_that_queues_survives_a_pause() {
     desk.look(&drain, &["2026-05-01T01:00:00Z", "2026-05-01T02:00:00Z"]);
     assert!(desk.store.pause_schedule("s", "me").unwrap());
     desk.look(&drain, &["2026-05-01T03:10:00Z"]);
-    assert!(desk.store.resume_schedule("s").unwrap());
+    assert!(desk.store.resume_schedule("s", "a test").unwrap());
     desk.release(&drain);
     assert_eq!(
         (desk.made(), desk.records()),
@@ -381,7 +381,7 @@ fn what_stands_in_the_file_is_neither_recorded_nor_counted() {
         let drain = desk.drain(cron("0 * * * *").catch_up(catch_up));
         drain.drain().unwrap();
         for hour in 1..5 {
-            assert!(desk.store.run_schedule("s", Some(&format!("2026-05-01T0{hour}:00:00Z"))).unwrap());
+            assert!(desk.store.run_schedule("s", Some(&format!("2026-05-01T0{hour}:00:00Z")), "a test").unwrap());
         }
         drain.drain().unwrap();
         desk.look(&drain, &["2026-05-01T05:30:00Z"]);
@@ -397,7 +397,7 @@ fn a_changed_calendar_leaves_one_record_of_what_it_drops() {
     let desk = Desk::at("2026-05-01T00:30:00Z");
     let drain = desk.drain(cron("0 * * * *").catch_up(CatchUp::each()));
     desk.look(&drain, &["2026-05-01T01:00:01Z"]);
-    assert!(desk.store.run_schedule("s", Some("2026-05-01T02:00:00Z")).unwrap());
+    assert!(desk.store.run_schedule("s", Some("2026-05-01T02:00:00Z"), "a test").unwrap());
     desk.look(&drain, &["2026-05-01T01:00:02Z"]);
     desk.live(cron("5 * * * *").catch_up(CatchUp::each()), &["2026-05-01T04:03:00Z", "2026-05-01T04:05:01Z"]);
     assert_eq!(desk.made(), ["01:00", "02:00", "04:05"]);

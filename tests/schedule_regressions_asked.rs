@@ -64,7 +64,7 @@ impl Desk {
     }
 
     fn ask(&self, occurrence: Option<&str>) -> i64 {
-        assert!(self.store.run_schedule("s", occurrence).unwrap());
+        assert!(self.store.run_schedule("s", occurrence, "a test").unwrap());
         self.requests().remove(0).id
     }
 
@@ -113,7 +113,7 @@ fn marking_an_occurrence_as_done_frees_a_schedule_that_cannot_map_it() {
     let drain = desk.drain(hourly("s"), "T02");
     desk.look(&drain, &["2026-05-01T00:30:00Z", "2026-05-01T04:30:00Z"]);
     assert_eq!((desk.ids().len(), desk.info().error.as_deref()), (1, Some("poison")));
-    assert!(desk.store.mark_occurrence_done("s", "2026-05-01T02:00:00Z").unwrap());
+    assert!(desk.store.mark_occurrence_done("s", "2026-05-01T02:00:00Z", "a test").unwrap());
     drain.drain().unwrap();
     assert_eq!((desk.ids().len(), desk.info().error, desk.info().needs_attention), (4, None, false));
     let tries = desk.mapped.lock().unwrap().iter().filter(|id| id.contains("T02")).count();
@@ -126,7 +126,7 @@ fn what_stands_in_the_file_is_not_mapped_again() {
     let desk = Desk::at("2026-05-01T00:30:00Z");
     let drain = desk.drain(hourly("s"), "");
     drain.drain().unwrap();
-    assert!(desk.store.mark_occurrence_done("s", "2026-05-01T02:00:00Z").unwrap());
+    assert!(desk.store.mark_occurrence_done("s", "2026-05-01T02:00:00Z", "a test").unwrap());
     desk.ask(Some("2026-05-01T03:00:00Z"));
     drain.drain().unwrap();
     let hours = ["01", "02", "03", "04"].map(|hour| format!("2026-05-01T{hour}:00:01Z"));
@@ -164,9 +164,11 @@ fn a_request_that_fails_can_be_withdrawn_or_is_answered_once_its_occurrence_stan
     desk.ask(Some("2020-01-01T03:00:00Z"));
     drain.drain().unwrap();
     assert_eq!(desk.requests().iter().map(|asked| asked.failures).collect::<Vec<_>>(), [1, 1]);
-    assert!(desk.store.withdraw_request(first).unwrap());
-    assert!(!desk.store.withdraw_request(first).unwrap() && !desk.store.withdraw_request(99).unwrap());
-    assert!(desk.store.mark_occurrence_done("s", "2020-01-01T03:00:00Z").unwrap());
+    assert!(desk.store.withdraw_request(first, "a test").unwrap());
+    assert!(
+        !desk.store.withdraw_request(first, "a test").unwrap() && !desk.store.withdraw_request(99, "a test").unwrap()
+    );
+    assert!(desk.store.mark_occurrence_done("s", "2020-01-01T03:00:00Z", "a test").unwrap());
     drain.drain().unwrap();
     let answers: Vec<_> = desk.requests().into_iter().map(|asked| asked.answer.unwrap()).collect();
     assert_eq!(answers, ["stood in the file already", "withdrawn"]);
@@ -208,7 +210,7 @@ fn an_answer_says_what_came_of_the_request() {
         assert_eq!(desk.answer(), answer, "{occurrence:?}");
     }
     let date = "2026-04-30".parse().unwrap();
-    assert!(desk.store.backfill_schedule("s", date, date).unwrap());
+    assert!(desk.store.backfill_schedule("s", date, date, "a test").unwrap());
     drain.drain().unwrap();
     assert_eq!(desk.answer(), "made 24; 23 of their jobs existed already");
 }
@@ -230,7 +232,7 @@ fn last_run_and_next_name_only_what_runs() {
     let desk = Desk::at("2026-05-01T00:30:00Z");
     let drain = desk.drain(hourly("s"), "");
     drain.drain().unwrap();
-    assert!(desk.store.mark_occurrence_done("s", "2026-05-01T01:00:00Z").unwrap());
+    assert!(desk.store.mark_occurrence_done("s", "2026-05-01T01:00:00Z", "a test").unwrap());
     assert_eq!(desk.info().next, Some(utc("2026-05-01T02:00:00Z")));
     desk.look(&drain, &["2026-05-01T01:00:01Z"]);
     assert_eq!((desk.info().last_run, desk.info().mark.as_str()), (None, "2026-05-01T01:00:00Z"));
@@ -248,11 +250,14 @@ fn a_conflict_needs_attention_until_it_is_acknowledged_and_the_next_one_again() 
     }
     let drain = desk.drain(hourly("s"), "");
     drain.drain().unwrap();
-    assert!(!desk.store.acknowledge_schedule("s").unwrap() && !desk.store.acknowledge_schedule("none").unwrap());
+    assert!(
+        !desk.store.acknowledge_schedule("s", "a test").unwrap()
+            && !desk.store.acknowledge_schedule("none", "a test").unwrap()
+    );
     for (time, attention) in [("01:00:01", true), ("02:00:01", false), ("03:00:01", true)] {
         desk.look(&drain, &[&format!("2026-05-01T{time}Z")]);
         assert_eq!(desk.info().needs_attention, attention, "{time}");
-        assert_eq!(desk.store.acknowledge_schedule("s").unwrap(), attention, "{time}");
+        assert_eq!(desk.store.acknowledge_schedule("s", "a test").unwrap(), attention, "{time}");
         assert!(!desk.info().needs_attention, "{time}");
     }
     assert_eq!(desk.store.occurrences("s", 1).unwrap()[0].conflicts.len(), 1, "it stays on record");
@@ -267,7 +272,7 @@ fn what_was_dropped_or_fails_or_is_orphaned_can_be_acknowledged() {
     desk.look(&drain, &["2026-05-01T00:30:00Z", "2026-05-01T04:30:00Z"]);
     let calm = |what: &str| {
         assert!(desk.info().needs_attention, "{what}");
-        assert!(desk.store.acknowledge_schedule("s").unwrap(), "{what}");
+        assert!(desk.store.acknowledge_schedule("s", "a test").unwrap(), "{what}");
         assert!(!desk.info().needs_attention, "{what}");
     };
     calm("over the maximum");
@@ -278,7 +283,7 @@ fn what_was_dropped_or_fails_or_is_orphaned_can_be_acknowledged() {
     calm("a failure");
     desk.look(&drain, &["2026-05-01T09:20:01Z"]);
     assert!(desk.info().failures > 1 && !desk.info().needs_attention, "the same failure");
-    assert!(desk.store.mark_occurrence_done("s", "2026-05-01T09:00:00Z").unwrap());
+    assert!(desk.store.mark_occurrence_done("s", "2026-05-01T09:00:00Z", "a test").unwrap());
     desk.look(&drain, &["2026-05-01T10:00:01Z"]);
     assert_eq!(desk.info().error, None);
     desk.sql("UPDATE birkez_schedule SET orphaned_at = 1");
@@ -325,10 +330,10 @@ fn an_error_names_the_occurrence_that_there_is_not() {
     let desk = Desk::at("2026-05-01T00:30:00Z");
     desk.store.set_schedule(&kept(hourly("s"))).unwrap();
     let errors = [
-        desk.store.mark_occurrence_done("s", "2026-05-01T02:30:00Z").unwrap_err(),
-        desk.store.mark_occurrence_done("s", "today").unwrap_err(),
-        desk.store.run_schedule("s", Some("2026-05-01T02:00")).unwrap_err(),
-        desk.store.run_schedule("s", Some("a\nb")).unwrap_err(),
+        desk.store.mark_occurrence_done("s", "2026-05-01T02:30:00Z", "a test").unwrap_err(),
+        desk.store.mark_occurrence_done("s", "today", "a test").unwrap_err(),
+        desk.store.run_schedule("s", Some("2026-05-01T02:00"), "a test").unwrap_err(),
+        desk.store.run_schedule("s", Some("a\nb"), "a test").unwrap_err(),
     ];
     let ids = ["2026-05-01T02:30:00Z", "today", "2026-05-01T02:00", r"a\nb"];
     for (error, id) in errors.into_iter().zip(ids) {
@@ -346,11 +351,11 @@ fn a_back_fill_is_limited_and_makes_the_oldest_first() {
     let drain = desk.drain(hourly("s"), "");
     drain.drain().unwrap();
     let date = |text: &str| text.parse().unwrap();
-    let error = desk.store.backfill_schedule("s", date("2025-01-01"), date("2026-12-31")).unwrap_err();
+    let error = desk.store.backfill_schedule("s", date("2025-01-01"), date("2026-12-31"), "a test").unwrap_err();
     let text = told(error);
     assert!(text.contains("cannot be back-filled") && text.contains("more than 10000 occurrences"), "{text}");
     assert!(desk.requests().is_empty());
-    assert!(desk.store.backfill_schedule("s", date("2026-04-29"), date("2026-12-31")).unwrap());
+    assert!(desk.store.backfill_schedule("s", date("2026-04-29"), date("2026-12-31"), "a test").unwrap());
     drain.drain().unwrap();
     assert_eq!(desk.answer(), "made 61");
     let mapped = desk.mapped.lock().unwrap().clone();
@@ -404,7 +409,7 @@ fn what_a_pause_has_dropped_does_not_run_when_the_clock_is_set_back_a_little() {
     drain.drain().unwrap();
     assert!(desk.store.pause_schedule("s", "a test").unwrap());
     desk.clock.set(utc("2026-05-01T05:02:00Z"));
-    assert!(desk.store.resume_schedule("s").unwrap());
+    assert!(desk.store.resume_schedule("s", "a test").unwrap());
     desk.look(&drain, &["2026-05-01T05:02:00Z", "2026-05-01T05:01:58Z", "2026-05-01T06:00:00Z"]);
     assert_eq!(desk.ids(), ["2026-05-01T06:00:00Z"]);
     assert_eq!(records(&desk), ["05-05 1 paused"]);

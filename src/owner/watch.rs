@@ -184,3 +184,45 @@ pub(crate) fn reap(pen: &Pen, watch: &mut Watch, gone: Vec<Gone>) -> Result<usiz
     }
     Ok(sum)
 }
+
+/// The signs of life of an owner whose row says that it lives.
+pub(crate) struct Sign {
+    uuid: Option<String>,
+    has_lock: bool,
+    boot: Option<String>,
+    heard_at: i64,
+    lease_ms: i64,
+}
+
+impl Sign {
+    /// From the columns that hold its uuid, whether it has a lock, its boot, when it was heard of, and its lease.
+    pub(crate) fn read(
+        row: &Row<'_>,
+        [uuid, has_lock, boot, heard_at, lease_ms]: [usize; 5],
+    ) -> rusqlite::Result<Sign> {
+        Ok(Sign {
+            uuid: row.get(uuid)?,
+            has_lock: row.get::<_, Option<bool>>(has_lock)?.unwrap_or(false),
+            boot: row.get(boot)?,
+            heard_at: row.get::<_, Option<i64>>(heard_at)?.unwrap_or(0),
+            lease_ms: row.get::<_, Option<i64>>(lease_ms)?.unwrap_or(0),
+        })
+    }
+}
+
+/// Whether an owner lives, as far as one look tells: for people, never to take its jobs. Without a lock it is the wall
+/// clock that tells, by when it was heard of.
+pub(crate) fn lives(sign: &Sign, database: &Path, now: i64) -> bool {
+    let Some(uuid) = &sign.uuid else { return false };
+    if let (Some(theirs), Some(ours)) = (sign.boot.as_deref(), platform::boot_id().as_deref())
+        && theirs != ours
+    {
+        return false;
+    }
+    let tried = if sign.has_lock { try_lock(&folder(database), uuid) } else { Tried::Unknown };
+    match tried {
+        Tried::Free(_) => false,
+        Tried::Held => true,
+        Tried::Unknown => now.saturating_sub(sign.heard_at) <= sign.lease_ms.saturating_mul(2),
+    }
+}

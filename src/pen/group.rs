@@ -65,6 +65,12 @@ pub(crate) struct Group<'a> {
     pub stopping: Vec<i64>,
     /// Whether something in it has changed a schedule, or what is asked of one.
     pub calendar: bool,
+    /// How often pauses and limits had changed in the file when it began.
+    holds: Option<i64>,
+    /// Whether something in it has changed them.
+    pub holds_moved: bool,
+    /// Whether a lease has ended in it.
+    pub settled: bool,
     /// Whether it is to take little along, so that it is over soon.
     pub brief: bool,
     /// Whether its COMMIT is synced.
@@ -91,6 +97,9 @@ impl<'a> Group<'a> {
             due_later: None,
             stopping: Vec::new(),
             calendar: false,
+            holds: None,
+            holds_moved: false,
+            settled: false,
             brief: false,
             synced: false,
             freed: 0,
@@ -134,10 +143,21 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    pub(crate) fn check_version(&self) -> Result<(), StorageFault> {
-        let row = |row: &rusqlite::Row<'_>| Ok(Found { version: row.get(0)?, oldest_writer: row.get(1)? });
-        let found = self.statement(sql::VERSION).and_then(|mut ask| ask.query_row([], row));
-        let found = found.map_err(|error| StorageFault::from_sqlite(&error, self.path))?;
+    /// How often pauses and limits have changed in the file.
+    pub(crate) fn holds(&self) -> rusqlite::Result<i64> {
+        match self.holds {
+            Some(holds) if !self.holds_moved => Ok(holds),
+            _ => self.statement(sql::HOLDS_STATE)?.query_row([], |row| row.get(0)),
+        }
+    }
+
+    pub(crate) fn check_version(&mut self) -> Result<(), StorageFault> {
+        let row = |row: &rusqlite::Row<'_>| {
+            Ok((Found { version: row.get(0)?, oldest_writer: row.get(1)? }, row.get::<_, Option<i64>>(2)?))
+        };
+        let found = self.statement(sql::VERSION_AND_HOLDS).and_then(|mut ask| ask.query_row([], row));
+        let (found, holds) = found.map_err(|error| StorageFault::from_sqlite(&error, self.path))?;
+        self.holds = holds;
         match found.may_write() {
             true => Ok(()),
             false => Err(StorageFault::Newer {

@@ -15,9 +15,11 @@ use crate::claim::{Candidate, Traits};
 use crate::context::{Flags, Noted};
 use crate::endings::Ending;
 use crate::error::Error;
+use crate::hold::Holds;
 use crate::outcome::Ended;
 use crate::owner::Owner;
 use crate::pen::Mode;
+use crate::presence::Presence;
 use crate::settle::Claim;
 use crate::store::{Inner, Store};
 
@@ -58,6 +60,9 @@ pub(super) struct Crew {
     round: Mutex<Round>,
     pub owner: Mutex<Arc<Owner>>,
     trouble: Mutex<Option<String>>,
+    /// What is paused and limited, as of the last transaction.
+    holds: Mutex<Arc<Holds>>,
+    pub presence: Presence,
 }
 
 /// How far a runner is in its life.
@@ -74,7 +79,7 @@ impl Crew {
         store: Store,
         handlers: Handlers,
         workers: usize,
-        owner: Arc<Owner>,
+        (owner, presence): (Arc<Owner>, Presence),
         calendar_waits: Arc<AtomicBool>,
     ) -> Crew {
         let (names, at_most_once) = (handlers.names(), handlers.at_most_once());
@@ -102,6 +107,8 @@ impl Crew {
             round: Mutex::default(),
             owner: Mutex::new(owner),
             trouble: Mutex::default(),
+            holds: Mutex::default(),
+            presence,
         }
     }
 
@@ -177,6 +184,17 @@ impl Crew {
     pub(super) fn open_kinds(&self) -> Vec<String> {
         let closed = self.closed_kinds();
         self.names.iter().filter(|name| !closed.contains(name)).cloned().collect()
+    }
+
+    /// What is paused and limited.
+    pub(super) fn holds(&self) -> Arc<Holds> {
+        Arc::clone(&self.holds.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Pauses and limits have changed. What was claimed ahead and is held back now is given back.
+    pub(super) fn set_holds(&self, holds: Arc<Holds>) {
+        *self.holds.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&holds);
+        self.give_back(self.buffer.take_out(|claim| holds.is_paused(&claim.kind) || holds.is_limited(&claim.kind)));
     }
 
     /// Kinds of threads that were given up on, once those and the ones that run such a kind now are as many as there are

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::IgnoredAny;
 
+use crate::advice::Sayings;
 use crate::claim::{Candidate, Traits};
 use crate::context::{Context, Flags, encode};
 use crate::enqueue::{KnownKind, decode};
@@ -16,6 +17,7 @@ use crate::failure::{panicked, safe_text};
 use crate::idempotency;
 use crate::job::{Job, check_kind, holds_key};
 use crate::outcome::Ended;
+use crate::presence::Saying;
 use crate::relay::{Message, Relay};
 use crate::settle::Claim;
 use crate::store::Store;
@@ -32,6 +34,9 @@ pub(super) struct Handler {
     pub kind: &'static str,
     former: &'static [&'static str],
     shape: u32,
+    queue: &'static str,
+    /// What it says of its failures, as JSON.
+    advice: String,
     pub traits: Traits,
     key_as_is: bool,
     pub timeout: Option<Duration>,
@@ -67,6 +72,8 @@ impl Handler {
             kind: J::KIND,
             former: J::FORMER_KINDS,
             shape: J::SHAPE,
+            queue: J::QUEUE,
+            advice: Sayings::of::<J>().json(),
             traits: Traits { policy: J::retry(), at_most_once: J::AT_MOST_ONCE, holds_key: holds_key::<J>() },
             key_as_is: J::KEY_AS_IS,
             timeout: J::timeout(),
@@ -147,6 +154,22 @@ impl Handlers {
         let mut names = self.names();
         names.retain(|name| self.of(name).is_some_and(|handler| handler.traits.at_most_once));
         names
+    }
+
+    /// What is said of the kinds, under all their names.
+    pub(super) fn sayings(&self) -> Vec<Saying> {
+        let say = |handler: &Handler, kind, goes_by| Saying {
+            kind,
+            queue: handler.queue,
+            goes_by,
+            advice: handler.advice.clone(),
+        };
+        let mut sayings = Vec::with_capacity(self.by_name.len());
+        for handler in &self.handlers {
+            sayings.push(say(handler, handler.kind, None));
+            sayings.extend(handler.former.iter().map(|former| say(handler, former, Some(handler.kind))));
+        }
+        sayings
     }
 
     /// All names, in a stable order.

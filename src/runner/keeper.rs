@@ -78,6 +78,7 @@ impl Keeper {
         loop {
             self.keep_time();
             if self.crew.stage() != Stage::Working && self.stop.advance(&self.crew) {
+                self.crew.presence.end();
                 break;
             }
             if self.crew.has_work() {
@@ -182,7 +183,7 @@ impl Keeper {
     /// A process that was declared gone registers anew; what it had claimed is not its own any more.
     fn renew_owner(&mut self) {
         if !self.crew.owner().is_lost() {
-            return;
+            return self.stand_by();
         }
         for claim in self.crew.buffer.empty(false) {
             self.crew.buffer.lay_down(1);
@@ -195,6 +196,13 @@ impl Keeper {
             }
             Err(error @ Error::NewerSchema { .. }) => self.bear(&error),
             Err(error) => tracing::debug!(%error, "this process could not be registered anew yet"),
+        }
+    }
+
+    /// Says anew what this runner handles, once its process has registered anew.
+    fn stand_by(&self) {
+        if let Err(error) = self.crew.presence.stand_by(self.crew.owner().id) {
+            tracing::debug!(%error, "what this runner handles could not be said anew yet");
         }
     }
 

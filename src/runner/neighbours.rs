@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::crew::Crew;
 use crate::connect::within;
@@ -115,9 +115,11 @@ fn forget_found(connection: &Connection, crew: &Crew) -> rusqlite::Result<()> {
 }
 
 fn anything_for(connection: &Connection, crew: &Crew) -> rusqlite::Result<bool> {
-    // In a file that has become too new for this program, the next transaction says so.
-    let oldest_writer: i64 = connection.prepare_cached(sql::VERSION)?.query_row([], |row| row.get(1))?;
-    if oldest_writer > VERSION {
+    // In a file that has become too new for this program, the next transaction says so; and it reads what is held back.
+    let row = |row: &Row<'_>| Ok((row.get::<_, i64>(1)?, row.get::<_, Option<i64>>(2)?));
+    let (oldest_writer, held) = connection.prepare_cached(sql::VERSION_AND_HOLDS)?.query_row([], row)?;
+    let holds = crew.holds();
+    if oldest_writer > VERSION || held != holds.version {
         return Ok(true);
     }
     let next: Option<i64> = connection.prepare_cached(sql::NEXT_DUE)?.query_row([], |row| row.get(0)).optional()?;
@@ -128,7 +130,9 @@ fn anything_for(connection: &Connection, crew: &Crew) -> rusqlite::Result<bool> 
         None => {}
     }
     let mut ask = connection.prepare_cached(sql::ANYTHING_CLAIMABLE)?;
-    for kind in crew.open_kinds() {
+    let mut kinds = crew.open_kinds();
+    holds.hold_back(&mut kinds, connection)?;
+    for kind in kinds {
         if ask.query_row([kind], |row| row.get(0))? {
             return Ok(true);
         }

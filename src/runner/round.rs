@@ -9,6 +9,7 @@ use super::crew::{Crew, NEVER, Stage};
 use super::pace::REACH;
 use crate::claim::{Candidate, Fairness, Wish, claim, claim_suspect, let_in, next_due};
 use crate::fault::StorageFault;
+use crate::hold::{Holds, Room};
 use crate::owner::Owner;
 use crate::pen::{Group, Rider};
 use crate::settle::Claim;
@@ -39,6 +40,8 @@ pub(super) struct Round {
     more: bool,
     /// When the earliest of the jobs that it has put off becomes due.
     due: i64,
+    /// Pauses and limits, if they have changed.
+    holds: Option<Arc<Holds>>,
     fairness: Fairness,
 }
 
@@ -46,13 +49,20 @@ impl Crew {
     /// Claims for this crew, and says whether something claimable is left.
     fn fill(&self, group: &mut Group<'_>, round: &mut Round) -> rusqlite::Result<bool> {
         let mut kinds = self.open_kinds();
+        let any_open = !kinds.is_empty();
+        let holds = round.holds.clone().unwrap_or_else(|| self.holds());
+        let room = holds.hold_back(&mut kinds, group.tx())?;
+        if any_open && kinds.is_empty() {
+            // Whoever ends the pause, or a job under the limit, says so.
+            return Ok(false);
+        }
         let unsynced = self.leave_unsynced(group, &mut kinds)?;
         let owner = self.owner();
         let trial = &self.inner().trial;
         if kinds.is_empty() || owner.is_lost() || trial.is_on(self.now()) {
             return Ok(true);
         }
-        Ok(self.claim_into(group, round, &owner, &kinds)? || unsynced)
+        Ok(self.claim_into(group, round, &owner, (&kinds, &room, &holds))? || unsynced)
     }
 
     /// Takes out the kinds whose claim must be synced if this transaction is not. True if one of them has a job to claim.
@@ -78,7 +88,7 @@ impl Crew {
         group: &mut Group<'_>,
         round: &mut Round,
         owner: &Arc<Owner>,
-        kinds: &[String],
+        (kinds, room, holds): (&[String], &Room, &Holds),
     ) -> rusqlite::Result<bool> {
         // As many threads may hang as there are workers: kinds in which some do get no more than what is left.
         let tainted = self.attempts.given_up_kinds();
@@ -98,13 +108,17 @@ impl Crew {
             (false, _) => 0,
         };
         let budget = RefCell::new(budget);
-        // What is claimed ahead holds up its line, or is taken for begun if the process dies.
+        // What is claimed ahead holds up its line, uses up its limit, or is taken for begun if the process dies.
         let may_lie = |job: &Candidate| {
-            !is_tainted(&job.kind) && job.ordering_key.is_none() && !self.at_most_once.contains(&job.kind)
+            !is_tainted(&job.kind)
+                && job.ordering_key.is_none()
+                && !self.at_most_once.contains(&job.kind)
+                && !holds.is_limited(&job.kind)
         };
         let wish = Wish {
             owner,
             kinds,
+            room,
             idle,
             ahead,
             may_wait: &|job| may_lie(job) && budget.borrow_mut().spend(&job.kind),
@@ -128,7 +142,14 @@ impl Crew {
     fn close_round(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
         let mut round = self.round();
         round.claimed.clear();
-        round.left = self.is_hungry() || group.claimable;
+        let version = group.holds()?;
+        round.holds = (self.holds().version != Some(version))
+            .then(|| Holds::read(group.tx(), version))
+            .transpose()?
+            .map(Arc::new);
+        // A lease that has ended may have been the last that a limit allows.
+        let has_room = group.settled && self.holds().has_limits();
+        round.left = self.is_hungry() || group.claimable || has_room;
         round.calendar = group.calendar;
         round.stopping.clone_from(&group.stopping);
         round.due = group.due_later.unwrap_or(NEVER);
@@ -193,6 +214,7 @@ impl Rider for Crew {
         let whole = std::mem::take(&mut round.whole);
         let claimed = std::mem::take(&mut round.claimed);
         let stopping = std::mem::take(&mut round.stopping);
+        let holds = round.holds.take();
         if outcome.is_err() {
             // A claim that was not stored is not handed out.
             self.buffer.lay_down(claimed.len());
@@ -220,6 +242,9 @@ impl Rider for Crew {
             self.bell.ring();
         }
         drop(round);
+        if let Some(holds) = holds {
+            self.set_holds(holds);
+        }
         self.buffer.put(claimed, self.now());
         self.ask_to_stop(&stopping);
         self.ring_if_stopping();

@@ -111,13 +111,18 @@ impl Planner {
         Ok(planner)
     }
 
-    /// Whether this program no longer registers what an earlier process of it did. A runner without schedules writes
-    /// nothing at its start otherwise.
+    /// Whether this program no longer registers what an earlier process of it did. A runner without schedules does not
+    /// ask for the writer lock otherwise.
     fn leaves_orphans(&self, owner: i64) -> Result<bool> {
         self.store.read("looking for orphaned schedules", |tx| {
             let ask = params![program_name(), owner];
             tx.prepare_cached(sql::HAS_ORPHANS)?.query_row(ask, |row| row.get(0))
         })
+    }
+
+    /// The schedules that are registered with it.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.entries.iter().map(|entry| entry.schedule.name.clone()).collect()
     }
 
     /// True while a run waits for the last one to finish.

@@ -12,6 +12,7 @@ use super::requests::MOST;
 use super::row::ScheduleRow;
 use super::write::{Gap, record};
 use super::{Schedule, no_occurrence, reason, refused};
+use crate::act::{Deed, record as record_deed};
 use crate::calendar::{Mark, MissedReason, left_out};
 use crate::error::{Error, Result};
 use crate::job::instant;
@@ -48,19 +49,33 @@ impl Store {
     /// # Errors
     ///
     /// Those of writing the file.
-    pub fn remove_schedule(&self, name: &str) -> Result<bool> {
-        self.change(name, |group, row| Ok(group.statement(sql::REMOVE_SCHEDULE)?.execute([&row.name])?))
+    pub fn remove_schedule(&self, name: &str, deed: impl Into<Deed>) -> Result<bool> {
+        let verb = Verb::new("remove schedule", deed);
+        self.change(name, verb, |group, row| Ok(group.statement(sql::REMOVE_SCHEDULE)?.execute([&row.name])?))
     }
 
-    /// Pauses a schedule until further notice; `by` says who, for those who wonder later. False if there is none, or it is
-    /// paused.
+    /// Pauses a schedule until further notice; the deed says who, for those who wonder later. False if there is none, or
+    /// it is paused.
+    ///
+    /// ```
+    /// # fn main() -> anyhow::Result<()> {
+    /// # let folder = birkez::testing::TempStore::new()?;
+    /// # let store = folder.open()?;
+    /// use birkez::Deed;
+    /// store.pause_schedule("nightly", Deed::by("Ada").because("the bank is closed this week"))?;
+    /// // and later:
+    /// store.resume_schedule("nightly", "Ada")?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
     /// Those of writing the file.
-    pub fn pause_schedule(&self, name: &str, by: &str) -> Result<bool> {
-        let by = crate::failure::safe_text(by).into_owned();
-        self.change(name, move |group, row| {
+    pub fn pause_schedule(&self, name: &str, deed: impl Into<Deed>) -> Result<bool> {
+        let verb = Verb::new("pause schedule", deed);
+        let by = verb.deed.who().to_owned();
+        self.change(name, verb, move |group, row| {
             Ok(group.statement(sql::PAUSE_SCHEDULE)?.execute(params![row.name, group.now, by])?)
         })
     }
@@ -71,8 +86,8 @@ impl Store {
     /// # Errors
     ///
     /// [`Error::ScheduleInvalid`] if its stored definition cannot be read; those of writing the file.
-    pub fn resume_schedule(&self, name: &str) -> Result<bool> {
-        self.change(name, |group, row| {
+    pub fn resume_schedule(&self, name: &str, deed: impl Into<Deed>) -> Result<bool> {
+        self.change(name, Verb::new("resume schedule", deed), |group, row| {
             let Some(paused_at) = row.paused_at else { return Ok(0) };
             let broken = |text: String| refused(&row.name, "cannot be resumed", reason(&text));
             let Schedule { calendar, zone, .. } = row.definition().map_err(broken)?;
@@ -100,12 +115,13 @@ impl Store {
     /// # Errors
     ///
     /// [`Error::ScheduleInvalid`] if the text is no occurrence id; those of writing the file.
-    pub fn run_schedule(&self, name: &str, occurrence: Option<&str>) -> Result<bool> {
+    pub fn run_schedule(&self, name: &str, occurrence: Option<&str>, deed: impl Into<Deed>) -> Result<bool> {
         if let Some(id) = occurrence {
             id.parse::<Mark>().map_err(|error| no_occurrence(name, id, error))?;
         }
         let occurrence = occurrence.map(str::to_owned);
-        self.change(name, move |group, row| {
+        let verb = Verb::new("run schedule", deed).about(serde_json::json!({ "occurrence": occurrence }));
+        self.change(name, verb, move |group, row| {
             Ok(group.statement(sql::ASK)?.execute(params![row.name, "run", occurrence, None::<&str>, group.now])?)
         })
     }
@@ -117,7 +133,13 @@ impl Store {
     /// # Errors
     ///
     /// [`Error::ScheduleInvalid`] if the dates have more than 10,000 occurrences; those of writing the file.
-    pub fn backfill_schedule(&self, name: &str, first: NaiveDate, last: NaiveDate) -> Result<bool> {
+    pub fn backfill_schedule(
+        &self,
+        name: &str,
+        first: NaiveDate,
+        last: NaiveDate,
+        deed: impl Into<Deed>,
+    ) -> Result<bool> {
         let now = instant(self.inner.clock.wall());
         // What cannot be read is no concern of the request: it waits until it can.
         if let Some(Ok(Schedule { calendar, zone, .. })) = self.schedule_row(name)?.map(|row| row.definition())
@@ -126,7 +148,8 @@ impl Store {
             let text = format!("{first} to {last} have more than {MOST} occurrences; ask for fewer dates at a time");
             return Err(refused(name, "cannot be back-filled", reason(&text)));
         }
-        self.change(name, move |group, row| {
+        let verb = Verb::new("back-fill schedule", deed).about(serde_json::json!({ "first": first, "last": last }));
+        self.change(name, verb, move |group, row| {
             let (first, last) = (first.to_string(), last.to_string());
             Ok(group.statement(sql::ASK)?.execute(params![row.name, "backfill", first, last, group.now])?)
         })
@@ -138,11 +161,17 @@ impl Store {
     /// # Errors
     ///
     /// Those of writing the file.
-    pub fn withdraw_request(&self, id: i64) -> Result<bool> {
+    pub fn withdraw_request(&self, id: i64, deed: impl Into<Deed>) -> Result<bool> {
+        let verb = Verb::new("withdraw request", deed).about(serde_json::json!({ "request": id }));
         self.inner.pen.write(CHANGE, ATOMIC, move |group| {
-            let changed = group.statement(sql::ANSWER)?.execute(params![id, group.now, "withdrawn"])? > 0;
-            group.calendar |= changed;
-            Ok(changed)
+            if group.statement(sql::ANSWER)?.execute(params![id, group.now, "withdrawn"])? == 0 {
+                return Ok(false);
+            }
+            let of = |row: &rusqlite::Row<'_>| row.get(0);
+            let name: Option<String> = group.statement(sql::REQUEST_OF)?.query_row([id], of).optional()?;
+            verb.record(group, name.as_deref().unwrap_or("that was removed"))?;
+            group.calendar = true;
+            Ok(true)
         })
     }
 
@@ -152,9 +181,10 @@ impl Store {
     /// # Errors
     ///
     /// [`Error::ScheduleInvalid`] if the schedule has no such occurrence; those of writing the file.
-    pub fn mark_occurrence_done(&self, name: &str, occurrence: &str) -> Result<bool> {
+    pub fn mark_occurrence_done(&self, name: &str, occurrence: &str, deed: impl Into<Deed>) -> Result<bool> {
         let id = occurrence.to_owned();
-        self.change(name, move |group, row| {
+        let verb = Verb::new("mark occurrence done", deed).about(serde_json::json!({ "occurrence": id }));
+        self.change(name, verb, move |group, row| {
             let verdict = "cannot mark an occurrence as done";
             let schedule = row.definition().map_err(|text| refused(&row.name, verdict, reason(&text)))?;
             let mark = id.parse::<Mark>().map_err(|error| no_occurrence(&row.name, &id, error))?;
@@ -176,8 +206,8 @@ impl Store {
     /// # Errors
     ///
     /// Those of writing the file.
-    pub fn acknowledge_schedule(&self, name: &str) -> Result<bool> {
-        self.change(name, |group, row| {
+    pub fn acknowledge_schedule(&self, name: &str, deed: impl Into<Deed>) -> Result<bool> {
+        self.change(name, Verb::new("acknowledge schedule", deed), |group, row| {
             let mut noted = 0;
             for sql in [sql::ACKNOWLEDGE_MISSED, sql::ACKNOWLEDGE_CONFLICTS, sql::ACKNOWLEDGE_REQUESTS] {
                 noted += group.statement(sql)?.execute([row.id])?;
@@ -189,6 +219,7 @@ impl Store {
     fn change(
         &self,
         name: &str,
+        verb: Verb,
         f: impl FnOnce(&mut Group<'_>, &ScheduleRow) -> OpResult<usize> + Send + 'static,
     ) -> Result<bool> {
         let name = name.to_owned();
@@ -196,6 +227,9 @@ impl Store {
             let row = group.statement(sql::SCHEDULE_BY_NAME)?.query_row([name], ScheduleRow::read).optional()?;
             let Some(row) = row else { return Ok(false) };
             let changed = f(group, &row)? > 0;
+            if changed {
+                verb.record(group, &row.name)?;
+            }
             group.calendar |= changed;
             Ok(changed)
         })
@@ -206,4 +240,31 @@ impl Store {
             tx.prepare_cached(sql::SCHEDULE_BY_NAME)?.query_row([name], ScheduleRow::read).optional()
         })
     }
+}
+
+/// What is done to a schedule, as it stands in the record of deeds.
+struct Verb {
+    name: &'static str,
+    deed: Deed,
+    detail: Option<String>,
+}
+
+impl Verb {
+    fn new(name: &'static str, deed: impl Into<Deed>) -> Verb {
+        Verb { name, deed: deed.into(), detail: None }
+    }
+
+    fn about(self, detail: serde_json::Value) -> Verb {
+        Verb { detail: Some(detail.to_string()), ..self }
+    }
+
+    fn record(&self, group: &Group<'_>, schedule: &str) -> OpResult<()> {
+        record_deed(group, self.name, &subject(schedule), &self.deed, self.detail.as_deref())?;
+        Ok(())
+    }
+}
+
+/// A schedule in the record of deeds.
+pub(super) fn subject(schedule: &str) -> String {
+    format!("schedule {schedule}")
 }

@@ -177,3 +177,7 @@ pub(crate) const OCCURRENCES: &str = "
 SELECT made.occurrence, made.due_at, made.made_at, made.jobs, made.conflicts, made.cause
 FROM main.birkez_occurrence AS made JOIN main.birkez_schedule AS schedule ON schedule.id = made.schedule
 WHERE schedule.name = ?1 ORDER BY made.due_at DESC, made.occurrence DESC LIMIT ?2";
+
+pub(crate) const REQUEST_OF: &str = "
+SELECT schedule.name FROM main.birkez_request AS asked JOIN main.birkez_schedule AS schedule ON schedule.id = asked.schedule
+WHERE asked.id = ?1";
