@@ -238,6 +238,12 @@ pub enum Error {
         /// The job that was named: `job 17`, or its kind and key.
         job: String,
     },
+    /// There is no such schedule.
+    #[error("there is no schedule `{name}`")]
+    NoSuchSchedule {
+        /// The name that was asked for.
+        name: String,
+    },
     /// What was asked for does not apply to a job in this state.
     #[error("{act} does not apply to `{kind}` `{key}`, which is {state}")]
     WrongState {

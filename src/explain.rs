@@ -24,7 +24,7 @@ use crate::hold::{limits_of, pauses_of};
 use crate::job::instant;
 use crate::owner::{Sign, lives};
 use crate::pen::Act;
-use crate::presence::Subject;
+use crate::presence::{Absence, Subject};
 use crate::sql;
 use crate::state::{JobName, State};
 use crate::store::{JobInfo, Store, read_job};
@@ -106,7 +106,7 @@ impl Store {
     /// # let store = folder.open()?;
     /// let mail = store.enqueue(&Mail { to: "a@b.c".into() })?;
     /// let why = store.explain(mail.id)?;
-    /// assert_eq!(why.to_string(), "job 1 (mail a@b.c) waits for a program that handles mail: none ever has");
+    /// assert_eq!(why.to_string(), "job 1 (mail a@b.c) waits for a program that handles mail: none has been seen");
     /// assert_eq!(why.reason.code(), "no_handler");
     /// assert_eq!(store.explain(JobName::new("mail", "a@b.c"))?.reason, why.reason);
     /// # Ok(())
@@ -247,8 +247,10 @@ impl View<'_> {
         let subject = Subject::kind(&job.kind);
         let handled = subject.held_by(self.file, self.database, self.now)?;
         if handled == 0 {
-            let nobody = subject.nobody_at(self.file, self.database, (self.now, self.now))?;
-            let since = nobody.and_then(|spell| spell.until);
+            let since = match subject.nobody_at(self.file, self.database, (self.now, self.now))? {
+                Absence::Nobody(spell) => spell.until,
+                _ => None,
+            };
             reasons.push(Reason::NoHandler { kind: job.kind.clone(), since });
         }
         for limit in limits_of(self.file, &job.kind)? {

@@ -115,7 +115,8 @@ pub use self::relay::{Message, Relay};
 pub use self::retry::RetryPolicy;
 pub use self::runner::{Runner, RunnerBuilder};
 pub use self::schedule::{
-    KeptSchedule, MissedInfo, Occurrence, OccurrenceInfo, Overlap, RequestInfo, Schedule, ScheduleInfo,
+    Fate, KeptSchedule, MissedInfo, Occurrence, OccurrenceFate, OccurrenceInfo, Overlap, RequestInfo, Schedule,
+    ScheduleInfo,
 };
 pub use self::state::{JobName, JobRef, State};
 pub use self::store::{Attempt, BlockedKey, Filter, History, JobInfo, Page, StepInfo, Store, StoreBuilder};

@@ -3,12 +3,13 @@
 //! It is history too: whoever asks why nothing ran last night is told when nobody was there.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use chrono::{DateTime, Utc};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hold::raise;
 use crate::job::instant;
 use crate::owner::{Sign, lives};
@@ -35,6 +36,7 @@ pub(crate) struct Presence {
     store: Store,
     kinds: Vec<Saying>,
     schedules: Vec<String>,
+    is_said: AtomicBool,
     rows: Mutex<Option<Rows>>,
 }
 
@@ -47,23 +49,33 @@ struct Rows {
 }
 
 impl Presence {
+    /// Where another connection holds the file, it is left for later ([`stand_by`](Presence::stand_by)).
     pub(crate) fn begin(store: Store, kinds: Vec<Saying>, schedules: Vec<String>, owner: i64) -> Result<Presence> {
-        let presence = Presence { store, kinds, schedules, rows: Mutex::default() };
-        presence.stand_by(owner)?;
-        Ok(presence)
+        let is_said = AtomicBool::new(kinds.is_empty() && schedules.is_empty());
+        let presence = Presence { store, kinds, schedules, is_said, rows: Mutex::default() };
+        match presence.stand_by(owner) {
+            Ok(()) | Err(Error::Busy { .. }) => Ok(presence),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether what the kinds are is in the file: before that, nobody can tell which of them are paused with their queue.
+    pub(crate) fn is_said(&self) -> bool {
+        self.is_said.load(Ordering::Acquire)
     }
 
     /// Says it for this owner, unless it is said. What was said for another that was declared gone ended with that one.
     pub(crate) fn stand_by(&self, owner: i64) -> Result<()> {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = rows.is_some_and(|rows| rows.owner == owner);
-        if said || self.kinds.is_empty() && self.schedules.is_empty() {
+        let stands = rows.is_some_and(|rows| rows.owner == owner);
+        if stands || self.kinds.is_empty() && self.schedules.is_empty() {
             return Ok(());
         }
         let (kinds, schedules) = (self.kinds.clone(), self.schedules.clone());
         let (first, last) =
             self.store.inner.pen.write(BEGIN, ATOMIC, move |group| say(group, &kinds, &schedules, owner))?;
         *rows = Some(Rows { owner, first, last });
+        self.is_said.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -116,7 +128,16 @@ pub(crate) struct Subject<'a> {
     name: &'a str,
 }
 
-/// When somebody had something in hand.
+/// Whether somebody had something in hand at a moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Absence {
+    There,
+    Nobody(Spell),
+    /// The history does not reach so far back.
+    Untold,
+}
+
+/// A time that nobody had something in hand.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spell {
     /// Until when it was in somebody's hands last, before the moment that was asked about. `None`: never before.
@@ -142,27 +163,37 @@ impl<'a> Subject<'a> {
         Ok(signs.iter().filter(|sign| lives(sign, database, now)).count())
     }
 
-    /// Since when nobody has it, and until when, around a moment; `None` if somebody had it then.
+    /// Whether somebody had it in hand at a moment.
     pub(crate) fn nobody_at(
         self,
         connection: &Connection,
         database: &Path,
         (at, now): (i64, i64),
-    ) -> rusqlite::Result<Option<Spell>> {
+    ) -> rusqlite::Result<Absence> {
         let mut ask = connection.prepare_cached(sql::PRESENCES_UPTO)?;
         let mut rows = ask.query(params![self.what, self.name, at])?;
         let mut until: Option<i64> = None;
         while let Some(row) = rows.next()? {
-            let Some(end) = end_of(row, database, now)? else { return Ok(None) };
-            if end > at {
-                return Ok(None);
+            match end_of(row, database, now)? {
+                Some(end) if end <= at => until = until.max(Some(end)),
+                _ => return Ok(Absence::There),
             }
-            until = until.max(Some(end));
+        }
+        if until.is_none() && !is_told_of(connection, at)? {
+            return Ok(Absence::Untold);
         }
         let mut ask = connection.prepare_cached(sql::PRESENCE_AFTER)?;
         let again: Option<i64> = ask.query_row(params![self.what, self.name, at], |row| row.get(0))?;
-        Ok(Some(Spell { until: until.map(instant), again: again.map(instant) }))
+        Ok(Absence::Nobody(Spell { until: until.map(instant), again: again.map(instant) }))
     }
+}
+
+/// Whether the history of what runners had in hand reaches back to a moment. Older programs kept none; before the first
+/// of them there was nobody.
+fn is_told_of(connection: &Connection, at: i64) -> rusqlite::Result<bool> {
+    let first = |sql| connection.prepare_cached(sql)?.query_row([], |row| row.get::<_, i64>(0)).optional();
+    Ok(first(sql::FIRST_PRESENCE)?.is_some_and(|begins| begins <= at)
+        || first(sql::FIRST_RUNNER)?.is_none_or(|begins| begins > at))
 }
 
 /// When a presence ended; `None` if it lasts.
@@ -180,10 +211,4 @@ fn end_of(row: &Row<'_>, database: &Path, now: i64) -> rusqlite::Result<Option<i
     }
     let sign = Sign::read(row, [5, 6, 7, 4, 8])?;
     Ok((!lives(&sign, database, now)).then_some(last_heard))
-}
-
-/// When the history of presences begins.
-pub(crate) fn history_begins(connection: &Connection) -> rusqlite::Result<Option<DateTime<Utc>>> {
-    let first = connection.prepare_cached(sql::FIRST_PRESENCE)?.query_row([], |row| row.get(0)).optional()?;
-    Ok(first.map(instant))
 }

@@ -3,6 +3,7 @@
 mod behind;
 mod dealt;
 mod define;
+mod explain;
 mod kept;
 mod look;
 mod making;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc, Weekday};
 
+pub use self::explain::{Fate, OccurrenceFate};
 pub use self::kept::KeptSchedule;
 pub use self::look::{MissedInfo, OccurrenceInfo, RequestInfo, ScheduleInfo};
 pub(crate) use self::planner::{Entry, Planner};

@@ -65,6 +65,7 @@ fn of_others() -> Vec<Error> {
         Error::Closure { act, source: cause() },
         Error::StaleTransaction { act },
         Error::NoSuchJob { job: "job 4711".into() },
+        Error::NoSuchSchedule { name: "nightly".into() },
         Error::MustResolve,
         Error::ReplayRefused { cause: "the filter means every job".into() },
         Error::NotWal { path: path(), mode: "delete".into() },

@@ -26,6 +26,7 @@ impl Error {
     /// | `STEP_UNREADABLE` | a step's stored output does not decode; it was not run again | no |
     /// | `NO_SUCH_JOB`, `WRONG_STATE`, `MUST_RESOLVE` | what a person decides does not apply to the job as it stands | no |
     /// | `REPLAY_REFUSED` | a replay that would reach further than it says | no |
+    /// | `NO_SUCH_SCHEDULE` | the file has no schedule of that name | no |
     /// | `OUTPUT_MISMATCH` | `commit` was given a value that is not the job's `Output` | no |
     /// | `INSIDE_TRANSACTION` | a writing call inside a transaction closure; the message names the right one | no |
     /// | `TRANSACTION_ENDED` | a closure ended the transaction it was given; what it wrote is rolled back or its own | no |
@@ -65,6 +66,7 @@ impl Error {
             Error::StepUnreadable { .. } => "STEP_UNREADABLE",
             Error::StepNotStored { .. } => "STEP_NOT_STORED",
             Error::NoSuchJob { .. } => "NO_SUCH_JOB",
+            Error::NoSuchSchedule { .. } => "NO_SUCH_SCHEDULE",
             Error::WrongState { .. } => "WRONG_STATE",
             Error::MustResolve => "MUST_RESOLVE",
             Error::ReplayRefused { .. } => "REPLAY_REFUSED",

@@ -163,7 +163,7 @@ pub enum Reason {
     NoHandler {
         /// The kind.
         kind: String,
-        /// When the last process that did has stopped; `None` if there was none.
+        /// When the last process that did has stopped; `None` if none has been seen.
         since: Option<DateTime<Utc>>,
     },
     /// As many jobs run as are allowed to.
@@ -276,7 +276,7 @@ impl Reason {
                 write!(f, "waits for a program that handles {kind}: none does since {}", time(*since))
             }
             Reason::NoHandler { kind, since: None } => {
-                write!(f, "waits for a program that handles {kind}: none ever has")
+                write!(f, "waits for a program that handles {kind}: none has been seen")
             }
             Reason::LimitReached { scope, most: 0, .. } => {
                 write!(f, "is held by the limit of {scope}, which lets none run")

@@ -170,6 +170,7 @@ impl Crew {
         (self.buffer.room(0) > 0 || self.fed.load(Ordering::Acquire) && self.buffer.len() < self.workers)
             && !self.inner().trial.is_on(self.now())
             && !self.owner().is_lost()
+            && self.presence.is_said()
             && self.closed_kinds().len() < self.names.len()
     }
 

@@ -63,6 +63,7 @@ impl Drain {
     /// Those of writing the file. A handler's failure is none.
     pub fn drain(&self) -> Result<usize> {
         let mut attempts = 0;
+        self.crew.presence.stand_by(self.crew.owner().id)?;
         self.watch()?;
         loop {
             self.planner.evaluate()?;

@@ -26,6 +26,8 @@ const LONGEST: Duration = Duration::from_secs(60);
 const PARTING: i64 = 1_000;
 /// How often jobs are looked for that hung in this process and have come back.
 const RETURNED: Duration = Duration::from_millis(500);
+/// Between two tries to say what this runner handles.
+const SAY_AGAIN: Duration = Duration::from_millis(250);
 /// After a transaction that failed.
 const AFTER_FAULT: std::ops::RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_secs(2);
 pub(super) struct Keeper {
@@ -39,6 +41,8 @@ pub(super) struct Keeper {
     /// Wall and monotonic time at the last look.
     clocks: Option<(i64, Duration)>,
     hanging_at: Duration,
+    /// When it is said, at the earliest, what this runner handles.
+    say_at: Duration,
     /// Something hung at the last look for it.
     hanging: bool,
     /// The round before has just been written.
@@ -63,6 +67,7 @@ impl Keeper {
             fault: None,
             clocks: None,
             hanging_at: Duration::ZERO,
+            say_at: if crew.presence.is_said() { Duration::ZERO } else { crew.now() + SAY_AGAIN },
             hanging: false,
             in_succession: false,
             spawned: Arc::clone(spawned),
@@ -110,7 +115,7 @@ impl Keeper {
             self.crew.due.store(NEVER, Ordering::Release);
             self.crew.look();
         }
-        self.renew_owner();
+        self.renew_owner(now);
         self.write_progress(now);
         if now >= self.looked + self.pace() {
             self.looked = now;
@@ -181,9 +186,9 @@ impl Keeper {
     }
 
     /// A process that was declared gone registers anew; what it had claimed is not its own any more.
-    fn renew_owner(&mut self) {
+    fn renew_owner(&mut self, now: Duration) {
         if !self.crew.owner().is_lost() {
-            return self.stand_by();
+            return self.stand_by(now);
         }
         for claim in self.crew.buffer.empty(false) {
             self.crew.buffer.lay_down(1);
@@ -199,10 +204,14 @@ impl Keeper {
         }
     }
 
-    /// Says anew what this runner handles, once its process has registered anew.
-    fn stand_by(&self) {
+    /// Says what this runner handles where that could not be said at its start, and once its process has registered anew.
+    fn stand_by(&mut self, now: Duration) {
+        if now < self.say_at {
+            return;
+        }
         if let Err(error) = self.crew.presence.stand_by(self.crew.owner().id) {
-            tracing::debug!(%error, "what this runner handles could not be said anew yet");
+            self.say_at = now + SAY_AGAIN;
+            tracing::debug!(%error, "what this runner handles could not be said yet");
         }
     }
 
@@ -248,6 +257,7 @@ impl Keeper {
             self.neighbours.next_watch(now),
             Some((self.looked + self.pace()).saturating_sub(now)),
             self.crew.attempts.next_progress(now),
+            (!self.crew.presence.is_said()).then(|| self.say_at.saturating_sub(now)),
             self.crew.inner().trial.left(now),
             (self.crew.buffer.len() > 0).then_some(Duration::from_millis(250)),
             (self.crew.stage() != Stage::Working).then(|| self.stop.patience(&self.crew)),

@@ -59,7 +59,7 @@ impl Crew {
         let unsynced = self.leave_unsynced(group, &mut kinds)?;
         let owner = self.owner();
         let trial = &self.inner().trial;
-        if kinds.is_empty() || owner.is_lost() || trial.is_on(self.now()) {
+        if kinds.is_empty() || owner.is_lost() || trial.is_on(self.now()) || !self.presence.is_said() {
             return Ok(true);
         }
         Ok(self.claim_into(group, round, &owner, (&kinds, &room, &holds))? || unsynced)

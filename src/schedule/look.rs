@@ -251,7 +251,7 @@ fn info(tx: &rusqlite::Transaction<'_>, row: ScheduleRow, now: DateTime<Utc>) ->
 }
 
 /// The first occurrence from now on that runs.
-fn next(
+pub(super) fn next(
     tx: &rusqlite::Transaction<'_>,
     row: &ScheduleRow,
     now: DateTime<Utc>,
@@ -277,14 +277,14 @@ fn next(
 }
 
 /// For how long the clock has been far behind the mark, if it is.
-fn behind(row: &ScheduleRow, now: DateTime<Utc>) -> Option<Duration> {
+pub(super) fn behind(row: &ScheduleRow, now: DateTime<Utc>) -> Option<Duration> {
     let Schedule { calendar, zone, .. } = row.definition().ok()?;
     let mark = row.state(Duration::ZERO).ok()?.mark;
     let is_behind = clock(&calendar, &zone, mark, now) == Clock::Behind;
     is_behind.then(|| Duration::from_millis(u64::try_from(row.behind_ms).unwrap_or(0)))
 }
 
-fn waits(mark: &str, behind: Duration) -> String {
+pub(super) fn waits(mark: &str, behind: Duration) -> String {
     let (hours, minutes) = (behind.as_secs() / 3_600, behind.as_secs() / 60 % 60);
     let believed = BELIEVED_AFTER.as_secs() / 3_600;
     format!(

@@ -45,3 +45,18 @@ WHERE link.schedule = ?1 AND link.occurrence = ?2 AND job.state < 2 ORDER BY job
 pub(crate) const LAST_DEED: &str = "
 SELECT verb, who, at, why FROM main.birkez_event
 WHERE verb = ?1 AND subject = ?2 AND at <= ?3 ORDER BY id DESC LIMIT 1";
+
+pub(crate) const MADE_BEFORE: &str = "
+SELECT occurrence FROM main.birkez_occurrence
+WHERE schedule = ?1 AND occurrence < ?2 AND cause <> 'marked_done' ORDER BY occurrence DESC LIMIT 1";
+
+pub(crate) const MADE_AFTER: &str = "
+SELECT occurrence FROM main.birkez_occurrence
+WHERE schedule = ?1 AND occurrence > ?2 AND cause <> 'marked_done' ORDER BY occurrence LIMIT 1";
+
+pub(crate) const OPEN_REQUESTS: &str = "
+SELECT id, verb, first, last, asked_at, error FROM main.birkez_request
+WHERE schedule = ?1 AND done_at IS NULL ORDER BY id";
+
+/// Since when this file has been worked on.
+pub(crate) const FIRST_RUNNER: &str = "SELECT started_at FROM main.birkez_runner ORDER BY id LIMIT 1";
