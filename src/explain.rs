@@ -183,7 +183,8 @@ impl View<'_> {
                 vec![Reason::Dead { at: job.finished_at, failure, advice, handed: job.handed_to_support }]
             }
             State::Cancelled => {
-                let (at, by) = (job.finished_at, self.deed(job)?);
+                let at = job.finished_at;
+                let by = self.deed(job)?.filter(|deed| matches!(deed.verb.as_str(), "cancel" | "discard"));
                 // What a person has called off failed before, and not by that.
                 let failure = failure.filter(|_| by.is_none());
                 vec![Reason::Cancelled { at, failure, by }]

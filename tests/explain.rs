@@ -248,7 +248,31 @@ fn what_a_dead_process_holds_is_not_said_to_run() {
     let told = store.explain(job).unwrap();
     assert!(matches!(&told.reason, Reason::Running { process, .. } if process.is_gone), "{told}");
     assert!(told.to_string().contains("which is gone; it runs again once a runner has found that out"), "{told}");
-    assert_eq!(told.others.iter().map(Reason::code).collect::<Vec<_>>(), ["no_handler"], "nor is its kind handled");
+    // Nor does it handle its kind any more, since it was last heard of.
+    assert!(matches!(&told.others[..], [Reason::NoHandler { since: Some(_), .. }]), "{told}");
+}
+
+#[test]
+fn a_kind_that_was_renamed_is_handled_under_its_former_name_and_otherwise_named() {
+    #[derive(Serialize, Deserialize)]
+    struct Sync;
+    impl Job for Sync {
+        const KIND: &'static str = "sync";
+        const FORMER_KINDS: &'static [&'static str] = &["periodic_sync"];
+        type Output = ();
+        fn key(&self) -> String {
+            "daily".to_owned()
+        }
+    }
+    let desk = Desk::new();
+    run_sql(
+        desk.folder.path(),
+        "INSERT INTO birkez_job (kind, key, payload) VALUES ('periodic_sync', 'daily', 'null'), ('nightly_sync', 'daily', 'null')",
+    );
+    let _present = Drain::new(Runner::builder(&desk.office).handle(|_: Sync, _: &Context| Ok(()))).unwrap();
+    assert_eq!(desk.explain(1).reason.code(), "ready");
+    let text = "job 2 (nightly_sync daily) waits for a program that handles nightly_sync: none has been seen";
+    desk.assert_told(2, "no_handler", text);
 }
 
 #[test]

@@ -295,7 +295,11 @@ fn a_caller_of_once_is_not_held_back_and_counts() {
     store.pause(Scope::kind("fetch"), "Ada").unwrap();
     store.set_limit(Scope::kind("fetch"), Some(0), "Ada").unwrap();
     let seen = store.clone();
-    store.once(&Fetch::new("now"), |_| Ok(assert_eq!(seen.limits().unwrap()[0].running.len(), 1))).unwrap();
+    let running = |_: &Context| {
+        assert_eq!(seen.limits().unwrap()[0].running.len(), 1);
+        Ok(())
+    };
+    store.once(&Fetch::new("now"), running).unwrap();
     assert_eq!(states(&store, "fetch", State::Done), 1);
 }
 
@@ -466,5 +470,21 @@ fn a_process_that_was_declared_gone_says_anew_what_it_handles() {
     let anew = "SELECT count(*) FROM birkez_presence WHERE until IS NULL AND runner IN
                 (SELECT id FROM birkez_runner WHERE ended_at IS NULL)";
     wait_until("the new owner has them", || ask::<i64>(folder.path(), anew) == 4);
+    runner.stop(Duration::from_secs(5)).unwrap();
+}
+
+#[test]
+fn whoever_is_found_gone_was_there_until_it_was_last_heard_of() {
+    let (folder, store) = store();
+    let _ = store.enqueue(&Fetch::new("held")).unwrap();
+    let mut child = Child::start("hold", &[("DB", folder.path())]);
+    child.expect("start held");
+    child.kill();
+    // As if the machine had been off for an hour.
+    run_sql(folder.path(), "UPDATE birkez_runner SET heard_at = heard_at - 3600000");
+    let runner = busy(&store).start().unwrap();
+    wait_until("the job has run", || states(&store, "fetch", State::Done) == 1);
+    let away = "SELECT ended_at - heard_at >= 3600000 FROM birkez_runner WHERE ending = 'gone'";
+    assert!(ask::<bool>(folder.path(), away), "{:?}", rows(folder.path(), "SELECT * FROM birkez_runner"));
     runner.stop(Duration::from_secs(5)).unwrap();
 }

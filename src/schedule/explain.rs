@@ -225,12 +225,12 @@ impl View<'_> {
         }
         let passed = self.state.high.map_or(own(self.state.mark), |high| own(self.state.mark).later(own(high)));
         if mark <= passed {
-            return Ok(vec![Fate::Passed { mark: passed.to_string() }]);
+            let behind = behind(&self.row, self.now).map(|behind| waits(&self.row.mark, behind));
+            let passed = || Fate::Passed { mark: passed.to_string() };
+            return Ok(vec![behind.map_or_else(passed, |text| Fate::ClockBehind { text })]);
         }
         let mut fates = self.held()?;
         fates.extend(self.asked(due)?);
-        let behind = behind(&self.row, self.now);
-        fates.extend(behind.map(|behind| Fate::ClockBehind { text: waits(&self.row.mark, behind) }));
         fates.extend(self.unfinished()?);
         if fates.is_empty() {
             fates.push(Fate::AboutToRun);

@@ -66,10 +66,11 @@ UPDATE main.birkez_presence SET until = ?3 WHERE id BETWEEN ?1 AND ?2 AND until 
 
 /// Whose hands something is in, as far as the rows tell: by way of the living, however long its history is.
 pub(crate) const HANDLED_BY: &str = "
-SELECT DISTINCT runner.uuid, runner.has_lock, runner.boot, runner.heard_at, runner.lease_ms
+SELECT runner.uuid, runner.has_lock, runner.boot, runner.heard_at, runner.lease_ms
 FROM main.birkez_runner AS runner
-CROSS JOIN main.birkez_presence AS presence ON presence.runner = runner.id
-WHERE runner.ended_at IS NULL AND presence.until IS NULL AND presence.what = ?1 AND presence.name = ?2";
+WHERE runner.ended_at IS NULL
+  AND EXISTS (SELECT 1 FROM main.birkez_presence AS presence
+              WHERE presence.runner = runner.id AND presence.until IS NULL AND presence.what = ?1 AND presence.name = ?2)";
 
 /// Who had something that began at this time or before, the latest first: since when, and until when as far as the rows
 /// tell. Whoever was found gone was there until it was last heard of.

@@ -145,3 +145,42 @@ fn the_living_are_found_without_a_look_at_the_dead() {
     assert_plan(&parked, "birkez_job_parked (reason=?)");
     assert_plan(RESUME, "INTEGER PRIMARY KEY (rowid=?)");
 }
+
+#[test]
+fn what_is_held_back_and_why_is_found_without_a_walk_over_jobs() {
+    let is_quick = |sql: &str| {
+        let steps = plan(sql);
+        let walked =
+            steps.iter().find(|step| walks(step) && (step.contains("birkez_job") || step.contains("SCAN job")));
+        assert_eq!(walked, None, "{sql}");
+        steps
+    };
+    for (sql, index) in [
+        (READY_OF_KIND, "birkez_job_claim (kind=?)"),
+        (READY_OF_KIND, "birkez_job_suspect (kind=?)"),
+        (READY_OF_KIND, "birkez_job_due (run_at<?)"),
+        (RUNNING_KINDS, "job USING INTEGER PRIMARY KEY"),
+        (HANDLED_BY, "birkez_presence_open (runner=?)"),
+        (HANDLED_BY, "birkez_runner_live"),
+        (PRESENCES_UPTO, "birkez_presence_of (what=? AND name=? AND since<?)"),
+        (PRESENCE_AFTER, "birkez_presence_of (what=? AND name=? AND since>?)"),
+        (HELD_IN, "lease USING INTEGER PRIMARY KEY"),
+        (LAST_DEED_OF, "birkez_event_job_of (job_id=?)"),
+        (OCCURRENCE, "PRIMARY KEY (schedule=? AND occurrence=?)"),
+        (OCCURRENCES_DUE, "birkez_occurrence_due (schedule=? AND due_at>? AND due_at<?)"),
+        (JOBS_OF_OCCURRENCE, "PRIMARY KEY (schedule=? AND occurrence=?)"),
+        (UNFINISHED_OF, "PRIMARY KEY (schedule=? AND occurrence=?)"),
+        (MISSED_WITH, "birkez_missed_last (schedule=? AND last>?)"),
+        (MADE_BEFORE, "PRIMARY KEY (schedule=? AND occurrence<?)"),
+        (MADE_AFTER, "PRIMARY KEY (schedule=? AND occurrence>?)"),
+        (OPEN_REQUESTS, "birkez_request_open (schedule=?)"),
+        (KIND_SAYS, "PRIMARY KEY (kind=?)"),
+        (END_PRESENCE, "INTEGER PRIMARY KEY"),
+        (HAND_TO_SUPPORT, "INTEGER PRIMARY KEY"),
+    ] {
+        let steps = is_quick(sql);
+        assert!(steps.iter().any(|step| step.contains(index)), "no `{index}` in {steps:#?} of {sql}");
+    }
+    let kinds = is_quick(KINDS_STORED);
+    assert!(kinds.iter().any(|step| step.contains("sqlite_autoindex_birkez_job_1 (kind>?)")), "{kinds:#?}");
+}
