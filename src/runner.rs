@@ -258,7 +258,8 @@ impl RunnerBuilder {
         self
     }
 
-    /// Starts the threads.
+    /// Starts the threads. What it handles is said in the file, for those who ask why something does not run
+    /// ([`Store::explain`], [`Store::explain_schedule`]), and taken back at its stop.
     ///
     /// # Errors
     ///

@@ -1,6 +1,5 @@
 //! Why is my job still waiting? What can go wrong: no answer, an answer that is not the cause, one that a program cannot
-//! read or a person cannot understand, or one that says that it does not know; users are told "completed" too early, or
-//! "waiting" of what needs somebody.
+//! read or a person cannot understand, or one that says that it does not know.
 
 mod common;
 
@@ -10,11 +9,11 @@ use std::time::Duration;
 
 use birkez::testing::{Drain, ManualClock, TempStore};
 use birkez::{
-    Advice, Class, Context, Deed, DeedPage, Explanation, Filter, Job, JobName, Reason, Resolution, RetryPolicy, Runner,
-    RunnerBuilder, Scope, State, Store, Verdicts, Words,
+    Advice, Class, Context, Deed, Explanation, Job, JobName, Reason, RetryPolicy, Runner, RunnerBuilder, Scope, Store,
+    Verdicts, Words,
 };
-use chrono::{DateTime, FixedOffset, Utc};
-use common::{Child, given, run_sql, tell, wait_until};
+use chrono::{DateTime, Utc};
+use common::{Child, given, run_sql, tell};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Default, Serialize, Deserialize)]
@@ -294,7 +293,7 @@ fn what_stands_behind_another_says_behind_which_and_why_that_does_not_move() {
     let _present = desk.present();
     let waits = "job 2 (post second) waits for its turn in the line card behind job 1 (post dead/1), which";
     let ready =
-        "is ready since 2026-05-30 12:00:00 UTC and starts as soon as a worker is free in the 1 process that handle it";
+        "is ready since 2026-05-30 12:00:00 UTC and starts as soon as a worker is free in the process that handles it";
     desk.assert_told(second, "behind", &format!("{waits} {ready}"));
     desk.drain();
     let died = "is dead since 2026-05-30 12:00:00 UTC: permanent: no stamp on dead/1 (mend first: put a stamp on it)";
@@ -327,9 +326,10 @@ fn what_is_retried_says_which_attempt_of_how_many_after_what() {
     desk.assert_told(job, "retry", text);
     let told = desk.explain(job);
     assert!(matches!(told.reason, Reason::Retry { attempt: 2, of: Some(8), .. }));
-    // The sender's own wish for a time after a failure costs no attempt.
+    // Where the other side has said when to come again, that costs no attempt.
     let job = desk.post("later/1");
     present.drain().unwrap();
+    assert_eq!(desk.explain(job).words(Words::English, &desk.clock.now()), "will be retried at 13:00");
     assert!(matches!(desk.explain(job).reason, Reason::Retry { attempt: 1, .. }), "{}", desk.explain(job));
     // Who brings it forward to another time has set that time.
     desk.store.reschedule(job, utc("2026-05-30T18:00:00Z"), "Ada").unwrap();
@@ -450,78 +450,4 @@ fn advice_is_shown_by_a_process_that_does_not_know_the_kind() {
     let other = Store::open(desk.folder.path()).unwrap();
     let advice = jobs.map(|job| other.advice(&other.job(job).unwrap().unwrap()).unwrap());
     assert_eq!(advice, [Some(Advice::mend_first("put a stamp on it")), Some(Advice::SafeToReplay), None]);
-}
-
-#[test]
-fn users_are_told_one_of_seven_words_in_their_language() {
-    let desk = Desk::new();
-    let [done, dead, parked, fails] = ["fine", "dead/1", "parked/1", "fails/1"].map(|name| desk.post(name));
-    let words = |job: i64, now: &DateTime<FixedOffset>| {
-        let job = desk.store.job(job).unwrap().unwrap();
-        [job.words(Words::English, now), job.words(Words::Turkish, now)]
-    };
-    let now = desk.clock.now().with_timezone(&FixedOffset::east_opt(3 * 3_600).unwrap());
-    for job in [done, dead, parked, fails] {
-        assert_eq!(words(job, &now), ["waiting for its turn", "sırasını bekliyor"]);
-    }
-    desk.drain();
-    assert_eq!(words(done, &now), ["completed", "tamamlandı"]);
-    assert_eq!(words(dead, &now), ["needs attention", "ilgilenilmesi gerekiyor"]);
-    assert_eq!(words(parked, &now), ["needs attention", "ilgilenilmesi gerekiyor"]);
-    assert_eq!(words(fails, &now), ["will be retried at 15:00", "15:00 saatinde yeniden denenecek"]);
-    let the_day_before = now - Duration::from_secs(86_400);
-    let dated = ["will be retried at 15:00 on 30 May 2026", "30 Mayıs 2026, 15:00 saatinde yeniden denenecek"];
-    assert_eq!(words(fails, &the_day_before), dated);
-    let told = desk.store.explain(dead).unwrap();
-    assert_eq!(told.words(Words::Turkish, &now), "ilgilenilmesi gerekiyor");
-    desk.store.discard(dead, "Ada").unwrap();
-    assert_eq!(words(dead, &now), ["cancelled", "iptal edildi"]);
-}
-
-#[test]
-fn nothing_is_completed_before_its_commit() {
-    let desk = Desk::new();
-    let job = desk.post("a");
-    let told: Arc<Mutex<Vec<String>>> = Arc::default();
-    let heard = Arc::clone(&told);
-    let asks = move |_: Post, cx: &Context| {
-        let say = |words: &mut Vec<String>| {
-            let job = cx.store().job(job).unwrap().unwrap();
-            words.push(job.words(Words::English, &Utc::now()));
-        };
-        say(&mut heard.lock().unwrap());
-        cx.commit(|_| {
-            say(&mut heard.lock().unwrap());
-            Ok(())
-        })?;
-        say(&mut heard.lock().unwrap());
-        Ok(())
-    };
-    Drain::new(Runner::builder(&desk.office).handle(asks)).unwrap().drain().unwrap();
-    assert_eq!(*told.lock().unwrap(), ["processing", "processing", "completed"]);
-}
-
-#[test]
-fn handed_to_support_holds_until_the_job_goes_on() {
-    let desk = Desk::new();
-    let [dead, parked, fine] = ["dead/1", "parked/1", "fine"].map(|name| desk.post(name));
-    let wire = desk.store.enqueue(&Wire { name: "w".into() }).unwrap().id;
-    desk.drain();
-    let word = |job: i64| desk.store.job(job).unwrap().unwrap().words(Words::English, &Utc::now());
-    let deed = Deed::by("the app").because("ticket 4711");
-    assert_eq!(desk.store.hand_to_support(Filter::all(), &deed).unwrap(), 3);
-    assert_eq!([dead, parked, wire].map(word), ["handed to support"; 3]);
-    assert_eq!(word(fine), "completed");
-    assert_eq!(desk.store.hand_to_support(Filter::dead(), &deed).unwrap(), 0, "once is enough");
-    assert_eq!(desk.store.hand_to_support(fine, &deed).unwrap_err().code(), "WRONG_STATE");
-    let [noted] = &desk.store.deeds(DeedPage { below: None, limit: 9 }).unwrap()[..] else { panic!("one deed") };
-    assert_eq!((noted.verb.as_str(), noted.jobs, noted.why.as_deref()), ("hand to support", 3, Some("ticket 4711")));
-    desk.store.resume("auth", "Ada").unwrap();
-    desk.store.resolve(wire, Resolution::Retry, "Ada").unwrap();
-    desk.drain();
-    for job in [parked, wire] {
-        let job = desk.store.job(job).unwrap().unwrap();
-        assert_eq!((job.state, job.handed_to_support), (State::Parked, None), "{}", job.key);
-    }
-    wait_until("what stays dead stays handed over", || word(dead) == "handed to support");
 }

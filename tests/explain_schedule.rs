@@ -263,6 +263,8 @@ fn a_kept_schedule_needs_whoever_handles_its_kind() {
     desk.assert_told(&store, "2026-05-02", &["s 2026-05-02T03:00:00 meets no runner: none has had it yet"]);
     let drain = Drain::new(desk.runner(&store)).unwrap();
     desk.assert_told(&store, "2026-05-02", &["s 2026-05-02T03:00:00 is due and about to run"]);
+    desk.clock.advance(Duration::from_secs(120));
+    assert_eq!(desk.explain(&store, "2026-05-02")[0].fate.code(), "overdue", "it had its time");
     drain.drain().unwrap();
     assert_eq!(desk.explain(&store, "2026-05-02")[0].fate.code(), "ran");
 }

@@ -292,11 +292,11 @@ impl Reason {
             }
             Reason::Ready { since, processes } => {
                 let from = since.map_or_else(String::new, |at| format!(" since {}", time(at)));
-                let many = if *processes == 1 { "process" } else { "processes" };
-                write!(
-                    f,
-                    "is ready{from} and starts as soon as a worker is free in the {processes} {many} that handle it"
-                )
+                let place = match processes {
+                    1 => "the process that handles".to_owned(),
+                    n => format!("one of the {n} processes that handle"),
+                };
+                write!(f, "is ready{from} and starts as soon as a worker is free in {place} it")
             }
             _ => Ok(()),
         }

@@ -66,8 +66,8 @@ impl JobInfo {
             State::Cancelled => Word::Cancelled,
             State::Dead | State::Parked if self.handed_to_support.is_some() => Word::Handed,
             State::Dead | State::Parked => Word::Attention,
-            // A time alone is no retry: it may be scheduled, or started anew.
-            State::Waiting if self.attempts > 0 && self.last_failure.is_some() && self.run_at > *now => {
+            // A time alone is no retry: it may be its sender's.
+            State::Waiting if self.last_failure.is_some() && self.run_at > *now => {
                 Word::Retried(self.run_at.with_timezone(&now.timezone()))
             }
             State::Waiting => Word::Waiting,

@@ -2,6 +2,9 @@
 
 mod fate;
 
+use std::path::Path;
+use std::time::Duration;
+
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
@@ -19,11 +22,11 @@ use crate::presence::{Absence, Subject};
 use crate::sql;
 use crate::state::{JobRef, State};
 use crate::store::Store;
-use std::path::Path;
-use std::time::Duration;
 
 /// Most occurrences of a day that are told of.
 const MOST: usize = 1_000;
+/// A runner looks at least as often as this.
+const LOOKS: TimeDelta = TimeDelta::seconds(60);
 
 impl Store {
     /// Says of each occurrence that is due on a date whether it ran, and if it did not, why; at least one answer, which
@@ -233,7 +236,8 @@ impl View<'_> {
         fates.extend(self.asked(due)?);
         fates.extend(self.unfinished()?);
         if fates.is_empty() {
-            fates.push(Fate::AboutToRun);
+            let is_soon = self.now - due.at <= LOOKS;
+            fates.push(if is_soon { Fate::AboutToRun } else { Fate::Overdue { since: due.at } });
         }
         Ok(fates)
     }

@@ -41,7 +41,8 @@ impl Store {
     /// A job born here belongs to its callers: no runner claims it. When `f` fails, the attempt is on record and the next
     /// `once` may run it at once, whatever its backoff; a permanent failure or spent attempts make it dead, and `once`
     /// then answers the stored error. One whose process died can be claimed again. Claim and completion are synced
-    /// whatever the store's durability. [`Job::timeout`] plays no part: it is the caller's thread.
+    /// whatever the store's durability. [`Job::timeout`] plays no part: it is the caller's thread. Neither a pause nor a
+    /// limit holds a caller back.
     ///
     /// ```
     /// # use birkez::Job;

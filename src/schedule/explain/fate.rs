@@ -172,6 +172,11 @@ pub enum Fate {
     },
     /// It is due, and a runner that has the schedule is about to make it.
     AboutToRun,
+    /// It is due for longer than a runner that has the schedule needs to find it.
+    Overdue {
+        /// Since when.
+        since: DateTime<Utc>,
+    },
     /// The schedule is not due that day.
     NotDue {
         /// When it is due next; `None` if never, or while it is paused or orphaned.
@@ -204,6 +209,7 @@ impl Fate {
             Fate::Passed { .. } => "passed",
             Fate::NotYet { .. } => "not_yet",
             Fate::AboutToRun => "about_to_run",
+            Fate::Overdue { .. } => "overdue",
             Fate::NotDue { .. } => "not_due",
         }
     }
@@ -308,6 +314,12 @@ impl Fate {
             ),
             Fate::NotYet { at } => write!(f, "is due at {}", time(*at)),
             Fate::AboutToRun => f.write_str("is due and about to run"),
+            Fate::Overdue { since } => write!(
+                f,
+                "is due since {}, and the runner that has the schedule has not made it: the machine sleeps, another mapping \
+                 takes long, or the schedule was given another definition in the file than the runner has",
+                time(*since)
+            ),
             Fate::NotDue { next: Some(next) } => write!(f, "is not due that day; next at {}", time(*next)),
             _ => f.write_str("is not due that day, nor later as it stands"),
         }
