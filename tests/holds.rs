@@ -235,11 +235,13 @@ fn what_was_claimed_ahead_is_given_back_uncharged_when_a_pause_comes() {
     let leases = || ask::<i64>(folder.path(), "SELECT count(*) FROM birkez_lease");
     wait_until("some are claimed ahead", || leases() > 5);
     store.pause(Scope::queue("bank"), "Ada").unwrap();
-    wait_until("all but the running one are given back", || leases() == 1);
-    let started_by_then = started.load(Ordering::SeqCst);
     gate.store(true, Ordering::SeqCst);
-    wait_until("the running one goes on to its end", || states(&store, "fetch", State::Done) == 301);
-    assert_eq!(started.load(Ordering::SeqCst), started_by_then, "nothing has started since");
+    wait_until("the running one goes on to its end, and all others are given back", || leases() == 0);
+    assert_eq!(
+        (started.load(Ordering::SeqCst), states(&store, "fetch", State::Done)),
+        (301, 301),
+        "nothing else has started"
+    );
     assert_eq!(ask::<i64>(folder.path(), "SELECT count(*) FROM birkez_job WHERE attempts > 0 AND state = 0"), 0);
     store.unpause(Scope::queue("bank"), "Ada").unwrap();
     wait_until("the rest is done", || states(&store, "fetch", State::Done) == 500);
@@ -349,6 +351,31 @@ fn a_killed_holder_leaves_no_limit_used_up() {
     child.kill();
     assert!(wait_within(AT_ONCE, || log.count("end ") == 2).is_some(), "{:?}", log.lines());
     assert_eq!(most_at_once(&log), 1);
+    runner.stop(Duration::from_secs(5)).unwrap();
+}
+
+#[test]
+fn a_process_keeps_no_part_of_a_limit_for_workers_that_are_busy() {
+    let (folder, store) = store();
+    let gate = Arc::new(AtomicBool::new(true));
+    let open = Arc::clone(&gate);
+    let handler = move |_: Fetch, _: &Context| {
+        while !open.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    };
+    let runner = Runner::builder(&store).workers(1).handle(handler).start().unwrap();
+    store.enqueue_all(&(0..300).map(Fetch::new).collect::<Vec<_>>()).unwrap();
+    wait_until("the kind is measured, and claimed ahead from now on", || states(&store, "fetch", State::Done) == 300);
+    store.set_limit(Scope::kind("fetch"), Some(4), "Ada").unwrap();
+    gate.store(false, Ordering::SeqCst);
+    store.enqueue_all(&(300..400).map(Fetch::new).collect::<Vec<_>>()).unwrap();
+    let leases = || ask::<i64>(folder.path(), "SELECT count(*) FROM birkez_lease");
+    wait_until("one runs", || leases() > 0);
+    assert_eq!(wait_within(Duration::from_millis(200), || leases() > 1), None, "the rest of the limit is for others");
+    gate.store(true, Ordering::SeqCst);
+    wait_until("the rest is done", || states(&store, "fetch", State::Done) == 400);
     runner.stop(Duration::from_secs(5)).unwrap();
 }
 
