@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use birkez::testing::{Drain, TempStore};
 use birkez::{Context, Deed, DeedPage, Durability, Job, Runner, RunnerBuilder, Scope, State, Store};
-use common::{Child, Log, ask, given, rows, run_sql, tell, wait_until, wait_within};
+use common::{Child, Log, ask, given, run_sql, tell, wait_until, wait_within};
 use serde::{Deserialize, Serialize};
 
 /// "At once", on a busy machine: far below the minute after which a runner looks by itself.
@@ -455,63 +455,5 @@ fn the_lower_priorities_of_a_limited_kind_have_their_turn() {
     let turn = starts.iter().position(|line| line == "start humble").unwrap();
     assert!(turn <= 20, "it had its turn after {turn} others");
     assert_eq!(most_at_once(&log), 1);
-    runner.stop(Duration::from_secs(5)).unwrap();
-}
-
-#[test]
-fn a_runner_says_what_it_handles_and_from_when_to_when() {
-    let (folder, store) = store();
-    let presences = "SELECT what, name, until IS NULL FROM birkez_presence ORDER BY id";
-    let ran = Arc::default();
-    let runner = noting(&store, &ran).start().unwrap();
-    let kinds = rows(folder.path(), "SELECT kind, queue, goes_by FROM birkez_kind ORDER BY kind");
-    let said = |kind, queue, goes_by: &str| format!("[Text({kind:?}), Text({queue:?}), {goes_by}]");
-    let mail = "Text(\"mail\")";
-    let expected = [
-        said("fetch", "bank", "Null"),
-        said("letter", "default", mail),
-        said("mail", "default", "Null"),
-        said("post", "bank", "Null"),
-    ];
-    assert_eq!(kinds, expected);
-    let open = |n: i64| ask::<i64>(folder.path(), "SELECT count(*) FROM birkez_presence WHERE until IS NULL") == n;
-    assert!(open(4), "{:?}", rows(folder.path(), presences));
-    runner.stop(Duration::from_secs(5)).unwrap();
-    wait_until("its presence has ended", || open(0));
-    let said_at = "SELECT sum(said_at) FROM birkez_kind";
-    let before: i64 = ask(folder.path(), said_at);
-    let drain = Drain::new(noting(&store, &ran)).unwrap();
-    assert!(open(4), "{:?}", rows(folder.path(), presences));
-    drop(drain);
-    assert!(open(0), "{:?}", rows(folder.path(), presences));
-    assert_eq!(ask::<i64>(folder.path(), said_at), before, "what is known already is not written again");
-}
-
-#[test]
-fn a_process_that_was_declared_gone_says_anew_what_it_handles() {
-    let folder = TempStore::new().unwrap();
-    let store = folder.builder().lease(Duration::from_millis(60)).open().unwrap();
-    let ran = Arc::default();
-    let runner = noting(&store, &ran).start().unwrap();
-    run_sql(folder.path(), "UPDATE birkez_runner SET ended_at = heard_at, ending = 'gone'");
-    let anew = "SELECT count(*) FROM birkez_presence WHERE until IS NULL AND runner IN
-                (SELECT id FROM birkez_runner WHERE ended_at IS NULL)";
-    wait_until("the new owner has them", || ask::<i64>(folder.path(), anew) == 4);
-    runner.stop(Duration::from_secs(5)).unwrap();
-}
-
-#[test]
-fn whoever_is_found_gone_was_there_until_it_was_last_heard_of() {
-    let (folder, store) = store();
-    let _ = store.enqueue(&Fetch::new("held")).unwrap();
-    let mut child = Child::start("hold", &[("DB", folder.path())]);
-    child.expect("start held");
-    child.kill();
-    // As if the machine had been off for an hour.
-    run_sql(folder.path(), "UPDATE birkez_runner SET heard_at = heard_at - 3600000");
-    let runner = busy(&store).start().unwrap();
-    wait_until("the job has run", || states(&store, "fetch", State::Done) == 1);
-    let away = "SELECT ended_at - heard_at >= 3600000 FROM birkez_runner WHERE ending = 'gone'";
-    assert!(ask::<bool>(folder.path(), away), "{:?}", rows(folder.path(), "SELECT * FROM birkez_runner"));
     runner.stop(Duration::from_secs(5)).unwrap();
 }
