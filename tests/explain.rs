@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use birkez::testing::{Drain, ManualClock, TempStore};
 use birkez::{
@@ -450,4 +450,33 @@ fn advice_is_shown_by_a_process_that_does_not_know_the_kind() {
     let other = Store::open(desk.folder.path()).unwrap();
     let advice = jobs.map(|job| other.advice(&other.job(job).unwrap().unwrap()).unwrap());
     assert_eq!(advice, [Some(Advice::mend_first("put a stamp on it")), Some(Advice::SafeToReplay), None]);
+}
+
+#[test]
+fn a_million_finished_jobs_and_a_long_history_slow_no_answer() {
+    let desk = Desk::new();
+    let _present = desk.present();
+    run_sql(
+        desk.folder.path(),
+        "PRAGMA synchronous = off; BEGIN;
+         WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000)
+         INSERT INTO birkez_job (kind, key, payload, state, gate, finished_at) SELECT 'post', 'k' || i, '{}', 2, NULL, 5 FROM n;
+         WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+         INSERT INTO birkez_presence (runner, what, name, since, until) SELECT 9, 'kind', 'post', i, i FROM n;
+         COMMIT",
+    );
+    let in_line = |name: &str| desk.put(Post { name: name.into(), line: Some("card".into()), ..Post::default() });
+    let [head, behind] = ["head", "behind"].map(in_line);
+    desk.store.pause(Scope::kind("post"), "Ada").unwrap();
+    desk.store.set_limit(Scope::queue("office"), Some(0), "Ada").unwrap();
+    for (job, code) in [(500_000, "done"), (head, "paused"), (behind, "behind")] {
+        let one = || {
+            let asked = Instant::now();
+            assert_eq!(desk.store.explain(job).unwrap().reason.code(), code);
+            asked.elapsed()
+        };
+        // The best of some, since others work on the machine too.
+        let took = (0..10).map(|_| one()).min().unwrap();
+        assert!(took < Duration::from_millis(5), "job {job} took {took:?}");
+    }
 }
