@@ -11,6 +11,7 @@ mod pass_over;
 mod replay;
 mod reschedule;
 mod resolve;
+mod restored;
 mod resume;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub use self::deed::{Deed, DeedInfo, DeedPage, Touched};
 pub(crate) use self::deed::{read_touched, record};
 pub use self::replay::{Replay, Replayed};
 pub use self::resolve::Resolution;
+pub use self::restored::ReleasedInfo;
 use crate::clock::Stopwatch;
 use crate::error::{Error, Result};
 use crate::pen::{Act, Group, Mode, OpResult};

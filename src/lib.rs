@@ -66,6 +66,8 @@ mod act;
 mod hold;
 mod advice;
 mod explain;
+mod watch;
+mod copy;
 mod enqueue;
 mod fingerprint;
 mod idempotency;
@@ -101,11 +103,12 @@ mod state;
 
 pub mod testing;
 
-pub use self::act::{Cancelled, Deed, DeedInfo, DeedPage, Replay, Replayed, Resolution, Touched, Which};
+pub use self::act::{Cancelled, Deed, DeedInfo, DeedPage, ReleasedInfo, Replay, Replayed, Resolution, Touched, Which};
 pub use self::advice::Advice;
 pub use self::clock::{Clock, SystemClock};
 pub use self::connect::Durability;
 pub use self::context::{Context, Progress};
+pub use self::copy::{BackupInfo, RestoreInfo};
 pub use self::error::{Error, Result};
 pub use self::explain::{DeedRef, Explanation, OneJob, Process, Reason, Words};
 pub use self::failure::{Class, Verdicts, snooze};
@@ -120,6 +123,7 @@ pub use self::schedule::{
 };
 pub use self::state::{JobName, JobRef, State};
 pub use self::store::{Attempt, BlockedKey, Filter, History, JobInfo, Page, StepInfo, Store, StoreBuilder};
+pub use self::watch::{Counts, OnChange, Snapshot, Watch};
 #[cfg(feature = "webhook")]
 pub use self::webhook::Webhook;
 

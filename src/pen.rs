@@ -12,7 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError, Weak};
 use std::time::Duration;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
@@ -74,6 +74,9 @@ pub(crate) trait Rider: Send + Sync {
     /// Something else than a job waits to be written.
     fn wake(&self) {}
 
+    /// The transaction has changed something, and is committed.
+    fn stored(&self) {}
+
     /// After the transaction, or the failure to begin one, and before anybody is answered.
     fn committed(&self, outcome: Result<(), &StorageFault>);
 }
@@ -89,6 +92,8 @@ pub(crate) struct Pen {
     /// Commits of the beats of this process, which are not a neighbour's.
     beats: Arc<AtomicU64>,
     riders: RwLock<Vec<Weak<dyn Rider>>>,
+    /// Whether the last transaction has changed a row.
+    changed: AtomicBool,
 }
 
 struct Writer {
@@ -117,6 +122,7 @@ impl Pen {
             brief: AtomicBool::new(false),
             beats: Arc::default(),
             riders: RwLock::default(),
+            changed: AtomicBool::new(false),
         }
     }
 
@@ -128,6 +134,17 @@ impl Pen {
     /// To be raised with each commit of a beat.
     pub(crate) fn beats(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.beats)
+    }
+
+    /// `data_version` on the pen's connection, which leaves out its own commits. `None` while it is writing.
+    pub(crate) fn neighbours_version(&self) -> Option<rusqlite::Result<i64>> {
+        let writer = match self.writer.try_lock() {
+            Ok(writer) => writer,
+            Err(TryLockError::Poisoned(writer)) => writer.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let ask = writer.connection.prepare_cached("PRAGMA data_version");
+        Some(ask.and_then(|mut ask| ask.query_row([], |row| row.get(0))))
     }
 
     pub(crate) fn path(&self) -> &PathBuf {
@@ -292,7 +309,13 @@ impl Pen {
         let mut followers = Followers { pen: self, slots: Vec::new() };
         let outcome = self.lead_transaction(act, mode, waited, own, &mut followers.slots);
         // Before the followers are: what a rider has written for one of them must be told when that one goes on.
-        self.each_rider(|rider| rider.committed(outcome.as_ref().map(|_| ())));
+        let changed = outcome.is_ok() && self.changed.load(Ordering::Acquire);
+        self.each_rider(|rider| {
+            rider.committed(outcome.as_ref().map(|_| ()));
+            if changed {
+                rider.stored();
+            }
+        });
         for slot in followers.slots.drain(..) {
             slot.set(Turn::Done(outcome.clone()));
         }
@@ -321,6 +344,7 @@ impl Pen {
             let tx = within(left, || Transaction::new_unchecked(connection, TransactionBehavior::Immediate))
                 .map_err(|error| with_wait(fault(error), waited))?;
             held = Some(Stopwatch::start());
+            let rows = tx.total_changes();
             let synced = raised || self.connector.durability == Durability::Full;
             let mut group = Group::new(&tx, self.path(), self.clock.wall());
             group.synced = synced;
@@ -336,6 +360,7 @@ impl Pen {
             self.take_followers(&mut group, followers, synced)?;
             self.let_ride(&mut group, |rider, group| rider.close(group))?;
             group.write_counts().map_err(fault)?;
+            self.changed.store(tx.total_changes() != rows, Ordering::Release);
             tx.commit().map_err(|error| unknown(fault(error), act))
         })();
         if !connection.is_autocommit() {

@@ -26,6 +26,15 @@ pub(crate) fn create_private_folder(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Makes lasting what was created, moved or removed in a folder, where the system has a call for that.
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    File::open(path)?.sync_all()?;
+    #[cfg(not(unix))]
+    let _ = path;
+    Ok(())
+}
+
 /// What tells one boot of the machine from the next, where the system says.
 pub(crate) fn boot_id() -> Option<String> {
     #[cfg(target_os = "linux")]

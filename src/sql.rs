@@ -1,14 +1,18 @@
 //! Every statement that birkez runs, in the order of a job's life. Values are always bound, never pasted.
 
+mod copies;
 mod deeds;
 mod explain;
 mod holds;
 mod schedules;
+mod watching;
 
+pub(crate) use self::copies::*;
 pub(crate) use self::deeds::*;
 pub(crate) use self::explain::*;
 pub(crate) use self::holds::*;
 pub(crate) use self::schedules::*;
+pub(crate) use self::watching::*;
 
 /// Which jobs are in the line of an ordering key: the condition of `birkez_job_line`, word for word, or SQLite would walk
 /// all jobs.

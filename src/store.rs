@@ -11,7 +11,7 @@ mod write;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use r2d2_sqlite::SqliteConnectionManager;
@@ -37,6 +37,7 @@ use crate::pen::{Act, Mode, Pen};
 use crate::settle::take_back;
 use crate::sql;
 use crate::trial::Trial;
+use crate::watch::Hub;
 
 /// Whoever closes a store does not wait long for another connection.
 const CLOSING: Duration = Duration::from_millis(500);
@@ -77,6 +78,8 @@ pub(crate) struct Inner {
     kinds: Mutex<HashMap<&'static str, KnownKind>>,
     /// What this process has seen of other owners' beats.
     pub watch: Mutex<Watch>,
+    /// Who in this process wants to know of changes, if anybody does.
+    pub watching: Mutex<Weak<Hub>>,
 }
 
 impl Store {

@@ -1,4 +1,4 @@
-//! The examples `outbox` and `payment`, run as programs; what they left behind is read with plain SQL.
+//! The examples `outbox`, `payment` and `desktop`, run as programs; what they left behind is read with plain SQL.
 //!
 //! What can go wrong: an example that tells a good story and does something else; one that would not notice it.
 
@@ -99,10 +99,43 @@ fn the_payment_is_charged_once_and_its_text_is_resolved_by_a_person() {
 }
 
 #[test]
+fn the_desktop_app_shows_what_changes_and_goes_on_where_it_quit() {
+    let folder = TempStore::new().unwrap();
+    let db = folder.path();
+    says(
+        &story("desktop", db),
+        &[
+            "First run:",
+            r#"  completed: the recording "memo""#,
+            "  at work: concert (minute 4 of 20), interview (minute 4 of 8), lecture (minute 4 of 9); 1 more waits for its turn",
+            r#"  called off: the recording "concert""#,
+            "  quit: 3 jobs running (interview, lecture, meeting): they go on at the next start",
+            "Second run, one at a time:",
+            r#"  completed: the recording "lecture""#,
+            r#"  completed: the recording "interview""#,
+            r#"  completed: the recording "meeting""#,
+            "  nothing is left to do, 0 jobs need attention",
+            "Checked: 25 minutes of 4 recordings written once, 4 of the concert; nobody was charged for the quit.",
+        ],
+    );
+    let minutes = "SELECT recording || ' ' || count(*) || ' ' || count(DISTINCT minute) FROM minute GROUP BY recording";
+    let expected = ["concert 4 4", "interview 8 8", "lecture 9 9", "meeting 6 6", "memo 2 2"];
+    assert_eq!(rows(db, minutes), expected.map(|line| format!("[Text({line:?})]")));
+    let ended = "SELECT key || ' ' || state || ' ' || attempts FROM birkez_jobs WHERE key <> 'concert' ORDER BY key";
+    let expected = ["interview done 1", "lecture done 1", "meeting done 1", "memo done 1"];
+    assert_eq!(rows(db, ended), expected.map(|line| format!("[Text({line:?})]")));
+    assert_eq!(ask::<String>(db, "SELECT state FROM birkez_jobs WHERE key = 'concert'"), "cancelled");
+    assert_eq!(ask::<String>(db, "SELECT who || ': ' || why FROM birkez_event"), "a person: it is music");
+    // The three that ran at the quit were interrupted, once and uncharged.
+    let interrupted = "SELECT count(*) FROM birkez_attempt WHERE class = 'interrupted' AND charged = 0";
+    assert_eq!(ask::<i64>(db, interrupted), 3);
+}
+
+#[test]
 fn an_example_refuses_a_file_that_is_there_already_and_changes_nothing_in_it() {
     let folder = TempStore::new().unwrap();
     std::fs::write(folder.path(), "somebody's").unwrap();
-    for name in ["outbox", "payment"] {
+    for name in ["outbox", "payment", "desktop"] {
         let output = run(name, folder.path());
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(

@@ -224,13 +224,10 @@ impl Store {
 fn info(tx: &rusqlite::Transaction<'_>, row: ScheduleRow, now: DateTime<Utc>) -> rusqlite::Result<ScheduleInfo> {
     let success = |row: &Row<'_>| Ok((row.get(0)?, instant(row.get(1)?)));
     let last_success = tx.prepare_cached(sql::LAST_SUCCESS)?.query_row([row.id], success).optional()?;
-    let noted: bool = tx.prepare_cached(sql::NEEDS_ATTENTION)?.query_row([row.id], |row| row.get(0))?;
     let error = row.trouble();
-    let is_new = error.is_some() && error != row.acknowledged;
-    let orphaned = row.orphaned_at.is_some() && !row.orphan_acknowledged;
     let behind = behind(&row, now);
     Ok(ScheduleInfo {
-        needs_attention: noted || is_new || orphaned,
+        needs_attention: needs_attention(tx, &row)?,
         next: next(tx, &row, now)?,
         waits: behind.map(|behind| waits(&row.mark, behind)),
         clock_behind_for: behind,
@@ -248,6 +245,26 @@ fn info(tx: &rusqlite::Transaction<'_>, row: ScheduleRow, now: DateTime<Utc>) ->
         last_run: row.last_run,
         last_success,
     })
+}
+
+fn needs_attention(tx: &rusqlite::Transaction<'_>, row: &ScheduleRow) -> rusqlite::Result<bool> {
+    let noted: bool = tx.prepare_cached(sql::NEEDS_ATTENTION)?.query_row([row.id], |row| row.get(0))?;
+    let error = row.trouble();
+    let is_new = error.is_some() && error != row.acknowledged;
+    let orphaned = row.orphaned_at.is_some() && !row.orphan_acknowledged;
+    Ok(noted || is_new || orphaned)
+}
+
+/// Names of the schedules that need attention.
+pub(crate) fn troubled(tx: &rusqlite::Transaction<'_>) -> rusqlite::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for row in tx.prepare_cached(sql::SCHEDULES)?.query_map([], ScheduleRow::read)? {
+        let row = row?;
+        if needs_attention(tx, &row)? {
+            names.push(row.name);
+        }
+    }
+    Ok(names)
 }
 
 /// The first occurrence from now on that runs.

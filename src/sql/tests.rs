@@ -184,3 +184,37 @@ fn what_is_held_back_and_why_is_found_without_a_walk_over_jobs() {
     let kinds = is_quick(KINDS_STORED);
     assert!(kinds.iter().any(|step| step.contains("sqlite_autoindex_birkez_job_1 (kind>?)")), "{kinds:#?}");
 }
+
+/// Steps that walk all jobs there are: neither an index that holds only what is asked for, nor the leases.
+fn walks_jobs(sql: &str) -> Vec<String> {
+    let partial = ["due", "claim", "suspect", "callers", "line", "dead", "parked"];
+    let is_small = |step: &str| {
+        partial.iter().any(|name| step.contains(&format!("INDEX birkez_job_{name}")))
+            || !(step.contains("birkez_job") || step == "SCAN job")
+    };
+    plan(sql).into_iter().filter(|step| walks(step) && !is_small(step)).collect()
+}
+
+#[test]
+fn whoever_watches_looks_at_no_finished_job_but_the_newest() {
+    for sql in [running_jobs(), newest_dead(), newest_parked(), retrying_jobs(), completed_jobs()] {
+        assert!(walks_jobs(&sql).is_empty(), "{:#?} of {sql}", plan(&sql));
+    }
+    // The largest number is read from the end of the table.
+    for sql in [COUNT_OPEN, DIGEST] {
+        assert!(walks_jobs(sql).is_empty(), "{:#?} of {sql}", plan(sql));
+    }
+    assert_eq!(plan(BEATS), ["SCAN main.birkez_runner USING INDEX birkez_runner_live"]);
+}
+
+#[test]
+fn a_restore_looks_at_unfinished_jobs_only() {
+    for gate in GATES {
+        for sql in [record_waiting(gate), park_waiting(gate)] {
+            assert!(walks_jobs(&sql).is_empty(), "{:#?} of {sql}", plan(&sql));
+        }
+    }
+    for sql in [NOTE_UNKNOWN_ATTEMPTS, TAKE_BACK_ALL, RECORD_ALL_LEASED, STOPPING_KINDS] {
+        assert!(walks_jobs(sql).is_empty(), "{:#?} of {sql}", plan(sql));
+    }
+}

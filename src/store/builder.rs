@@ -9,10 +9,11 @@ use rusqlite::{Connection, ErrorCode};
 use super::{Inner, Store};
 use crate::clock::{Clock, Stopwatch, SystemClock};
 use crate::connect::{Connector, Durability, check_engine, explain_open, locate, within};
+use crate::copy::{arrive, is_copy};
 use crate::endings::Endings;
 use crate::enqueue::Terms;
 use crate::error::{Error, Result};
-use crate::pen::{Pen, Rider};
+use crate::pen::{Act, Mode, Pen, Rider};
 use crate::platform;
 use crate::schema;
 use crate::trial::Trial;
@@ -21,6 +22,7 @@ use crate::trial::Trial;
 const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 /// Between two tries at switching a file to WAL, where SQLite does not ask the busy handler.
 const SWITCH_PAUSE: Duration = Duration::from_millis(2);
+const ARRIVE: Act = Act { name: "opening a copy in its place", instead: "the same after the transaction" };
 
 /// Settings of a [`Store`]; made by [`Store::builder`].
 #[derive(Clone)]
@@ -119,7 +121,7 @@ impl StoreBuilder {
         self
     }
 
-    /// Opens the store.
+    /// Opens the store. A file that is a [backup](Store::backup) becomes a store anew: see [`Store::restore`].
     ///
     /// # Errors
     ///
@@ -129,7 +131,11 @@ impl StoreBuilder {
         self.connector.path = locate(&self.path)?;
         let busy = self.busy;
         let connection = within(busy, || self.open_connection())?;
+        let copied = is_copy(&connection).map_err(|error| explain_open(error, &self.connector.path))?;
         let pen = Pen::new(self.connector.clone(), connection, Arc::clone(&self.clock), busy);
+        if copied {
+            pen.write(ARRIVE, Mode { atomic: true, synced: true, follows: false }, arrive)?;
+        }
         let endings = Arc::new(Endings::new(Arc::clone(&self.clock)));
         let rider: Arc<dyn Rider> = Arc::clone(&endings) as _;
         pen.attach(Arc::downgrade(&rider));
@@ -148,8 +154,17 @@ impl StoreBuilder {
                 pool: OnceLock::new(),
                 owner: Mutex::new(None),
                 trial: Trial::default(),
+                watching: Mutex::default(),
             }),
         })
+    }
+
+    pub(crate) fn accepts_engine(&self) -> bool {
+        self.accept_engine
+    }
+
+    pub(crate) fn parts(&self) -> (&Path, &Connector, Duration) {
+        (&self.path, &self.connector, self.busy)
     }
 
     fn open_connection(&self) -> Result<Connection> {
@@ -173,7 +188,10 @@ impl StoreBuilder {
                 return Ok(());
             }
             match (mode, pages) {
-                (Some(mode), Some(pages)) if pages > 0 && !self.switch_to_wal => {
+                // A backup is no WAL file, so that it can be read anywhere; the one that it was made of was.
+                (Some(mode), Some(pages))
+                    if pages > 0 && !self.switch_to_wal && !is_copy(connection).map_err(explain)? =>
+                {
                     return Err(Error::NotWal { path: path.clone(), mode });
                 }
                 (Some(_), Some(_)) => {
