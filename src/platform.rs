@@ -29,7 +29,11 @@ pub(crate) fn create_private_folder(path: &Path) -> io::Result<()> {
 /// Makes lasting what was created, moved or removed in a folder, where the system has a call for that.
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
-    File::open(path)?.sync_all()?;
+    match File::open(path)?.sync_all() {
+        // Not every file system knows what that would be for a folder.
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {}
+        synced => synced?,
+    }
     #[cfg(not(unix))]
     let _ = path;
     Ok(())

@@ -195,11 +195,12 @@ impl Watch {
         let waited = Stopwatch::start();
         if let Some(rest) = self.woken.and_then(|woken| woken.left(self.pause)) {
             std::thread::sleep(rest.min(timeout));
+            if rest > timeout {
+                return false;
+            }
         }
-        let left = waited.left(timeout).unwrap_or(Duration::ZERO);
-        let news = self.hub.shared.wait(self.seen, left);
-        let rests = self.woken.is_some_and(|woken| woken.left(self.pause).is_some());
-        if news.changes == self.seen || rests {
+        let news = self.hub.shared.wait(self.seen, waited.left(timeout).unwrap_or(Duration::ZERO));
+        if news.changes == self.seen {
             return false;
         }
         self.seen = news.changes;

@@ -579,6 +579,23 @@ fn a_copy_made_by_other_means_is_held_back_by_restore() {
 }
 
 #[test]
+fn a_copy_that_an_older_version_made_is_brought_up_to_date_and_held_back() {
+    for version in 1..=4 {
+        let copy = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/v{version}.db"));
+        let folder = TempStore::new().unwrap();
+        // SQLite makes files beside a copy in WAL mode, which has no place in the repository.
+        let old = beside(&folder, "old.db");
+        std::fs::copy(&copy, &old).unwrap();
+        let open = look::<i64>(&old, "SELECT count(*) FROM birkez_job WHERE state = 0");
+        let held = Store::restore(&old, folder.path()).unwrap();
+        assert!(open > 0, "version {version} has nothing to hold back");
+        assert_eq!((held.parked + held.unknown_outcome, held.generation), (open as u64, 1), "version {version}");
+        let left = "SELECT count(*) FROM birkez_job WHERE state = 0";
+        assert_eq!(ask::<u32>(folder.path(), left), 0, "version {version}");
+    }
+}
+
+#[test]
 fn whoever_opens_a_copy_at_the_same_moment_finds_one_new_generation() {
     let panel = Panel::new();
     let store = panel.open(panel.folder.path());

@@ -105,7 +105,7 @@ fn committing() {
 }
 
 fn idling() {
-    let store = Store::builder(given("DB")).lease(Duration::from_millis(90)).open().unwrap();
+    let store = Store::builder(given("DB")).lease(Duration::from_millis(240)).open().unwrap();
     let runner = Runner::builder(&store).handle(handler).start().unwrap();
     tell("ready");
     await_go();
@@ -178,7 +178,7 @@ fn a_commit_of_the_apps_own_connection_wakes_soon() {
 #[test]
 fn the_beats_of_runners_wake_nobody() {
     let folder = TempStore::new().unwrap();
-    let store = folder.builder().lease(Duration::from_millis(90)).open().unwrap();
+    let store = folder.builder().lease(Duration::from_millis(240)).open().unwrap();
     let runner = Runner::builder(&store).handle(handler).start().unwrap();
     let child = start("idle", folder.path());
     let calls = Arc::new(AtomicU32::new(0));

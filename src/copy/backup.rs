@@ -93,7 +93,7 @@ impl Store {
         let fault = |error: rusqlite::Error| StorageFault::from_sqlite(&error, self.path()).to_error(BACKUP);
         let source = inner.connector.open().map_err(fault)?;
         let copied_at = inner.clock.wall();
-        copy_pages(&source, &inner.connector, part.file(), inner.busy, &mut progress).map_err(fault)?;
+        copy_pages(&source, &inner.connector, &part, inner.busy, &mut progress).map_err(fault)?;
         drop(source);
         let at = part.file().to_owned();
         let generation = seal(BACKUP, &inner.connector, &at, |copy| {
@@ -111,11 +111,11 @@ impl Store {
 pub(super) fn copy_pages(
     source: &Connection,
     connector: &Connector,
-    to: &Path,
+    part: &Part,
     busy: Duration,
     progress: &mut dyn FnMut(u64, u64),
 ) -> rusqlite::Result<()> {
-    let mut copy = open(connector, to)?;
+    let mut copy = open(connector, part.file())?;
     let view = source.unchecked_transaction()?;
     let page: i64 = within(busy, || view.query_row("PRAGMA main.page_size", [], |row| row.get(0)))?;
     // A transaction has its view from its first read of a table.
@@ -134,7 +134,7 @@ pub(super) fn copy_pages(
                 return Err(rusqlite::Error::SqliteFailure(code, None));
             }
             StepResult::Busy | StepResult::Locked => std::thread::sleep(Duration::from_millis(1)),
-            _ => {}
+            _ => part.sync(),
         }
     }
     drop(backup);

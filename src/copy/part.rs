@@ -1,6 +1,6 @@
 //! A file in the making: written in a folder beside its place, and moved there when it is whole.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,8 @@ pub(super) struct Part {
     folder: PathBuf,
     /// Its name is of chance, so that even two who both think they hold the folder write to different files.
     file: PathBuf,
+    /// Held open until nobody uses the file any more.
+    handle: File,
     lock: Option<File>,
 }
 
@@ -37,14 +39,22 @@ impl Part {
         platform::create_private_folder(&folder).map_err(io(&folder))?;
         let lock = File::options().create(true).truncate(false).write(true).open(folder.join("lock"));
         let lock = lock.map_err(io(&folder))?;
-        if lock.try_lock().is_err() {
-            return Err(Error::Busy { act, waited_ms: 0 });
-        }
+        let lock = match lock.try_lock() {
+            Ok(()) => Some(lock),
+            Err(TryLockError::WouldBlock) => return Err(Error::Busy { act, waited_ms: 0 }),
+            // A file system without locks: nobody can tell who else is at it, so nothing of theirs is touched.
+            Err(TryLockError::Error(_)) => None,
+        };
         let file = folder.join(format!("{:016x}.db", fastrand::u64(..)));
-        let part = Part { target, folder, file, lock: Some(lock) };
-        part.clear();
-        platform::create_private_file(&part.file).map_err(io(&part.file))?;
-        Ok(part)
+        clear(&folder, lock.is_some());
+        let handle = platform::create_private_file(&file).map_err(io(&file))?;
+        Ok(Part { target, folder, file, handle, lock })
+    }
+
+    /// Sends to the disk what was written by now: at the end it would be so much at once that everybody else's syncs wait
+    /// for it.
+    pub(super) fn sync(&self) {
+        let _ = self.handle.sync_data();
     }
 
     pub(super) fn file(&self) -> &Path {
@@ -55,34 +65,38 @@ impl Part {
     pub(super) fn finish(self, act: &'static str) -> Result<PathBuf> {
         let io = |source| Error::Io { act, path: self.target.clone(), source };
         move_to(&self.file, &self.target).map_err(io)?;
-        if let Some(folder) = self.target.parent() {
-            platform::sync_folder(folder).map_err(io)?;
+        if let Some(Err(error)) = self.target.parent().map(platform::sync_folder) {
+            let _ = std::fs::remove_file(&self.target);
+            return Err(io(error));
         }
         Ok(self.target.clone())
-    }
-
-    /// Removes all but the lock.
-    fn clear(&self) {
-        let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
-        for entry in entries.flatten().filter(|entry| entry.file_name() != "lock") {
-            let _ = std::fs::remove_file(entry.path());
-        }
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        self.clear();
-        let _ = std::fs::remove_file(self.folder.join("lock"));
-        drop(self.lock.take());
+        let _ = std::fs::remove_file(&self.file);
+        clear(&self.folder, self.lock.is_some());
+        if let Some(_held) = self.lock.take() {
+            let _ = std::fs::remove_file(self.folder.join("lock"));
+        }
         let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+/// Removes what others have left, by whoever holds the lock.
+fn clear(folder: &Path, locked: bool) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten().filter(|entry| locked && entry.file_name() != "lock") {
+        let _ = std::fs::remove_file(entry.path());
     }
 }
 
 /// A link fails where something is; a rename would replace it.
 fn move_to(from: &Path, to: &Path) -> io::Result<()> {
     match std::fs::hard_link(from, to) {
-        Ok(()) => std::fs::remove_file(from),
+        // Its first name goes with the folder.
+        Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(error),
         // A file system without links, such as a stick's.
         Err(_) if std::fs::symlink_metadata(to).is_ok() => Err(ErrorKind::AlreadyExists.into()),

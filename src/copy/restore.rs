@@ -126,7 +126,7 @@ impl StoreBuilder {
             .and_then(|source| connector.prepare(&source).map(|()| source))
             .map_err(|error| explain_open(error, copy))?;
         let part = Part::begin(RESTORE, path)?;
-        copy_pages(&source, connector, part.file(), busy, &mut |_, _| {}).map_err(|error| explain_open(error, copy))?;
+        copy_pages(&source, connector, &part, busy, &mut |_, _| {}).map_err(|error| explain_open(error, copy))?;
         seal(RESTORE, connector, part.file(), |file| {
             schema::prepare(file, copy)?;
             mark(file).map_err(|error| StorageFault::from_sqlite(&error, copy).to_error(RESTORE))
