@@ -16,6 +16,7 @@
 
 pub mod app;
 pub mod clocks;
+pub mod copies;
 pub mod example;
 pub mod receiver;
 
