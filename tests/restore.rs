@@ -217,7 +217,7 @@ fn a_restored_schedule_waits_for_its_release_and_records_what_it_left_out() {
     assert!(nightly(&store).is_empty());
     panel.clock.advance(Duration::from_secs(86_400));
     assert_eq!(nightly(&store), [31]);
-    store.run_schedule("nightly", Some("2026-06-01T03:00:00")).unwrap();
+    store.run_schedule("nightly", Some("2026-06-01T03:00:00"), "Ada").unwrap();
     let copy = panel.backup(&store);
     let copied_at = panel.clock.now();
     drop(store);

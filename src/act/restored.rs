@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{ATOMIC, Deed, record};
+use super::Deed;
 use crate::copy::RESTORED;
 use crate::enqueue::text;
 use crate::error::Result;
@@ -48,18 +48,11 @@ impl Store {
         })?;
         let (mut schedules, mut failed) = (Vec::new(), None);
         for name in held {
-            match self.resume_schedule(&name) {
+            match self.resume_schedule(&name, &deed) {
                 Ok(true) => schedules.push(name),
                 Ok(false) => {}
                 Err(error) => failed = Some(error),
             }
-        }
-        if !schedules.is_empty() {
-            let subject = format!("schedules {}", schedules.join(", "));
-            self.inner.pen.write(RELEASE, ATOMIC, move |group| {
-                record(group, "resume", &subject, &deed, None)?;
-                Ok(())
-            })?;
         }
         failed.map_or(Ok(ReleasedInfo { jobs, schedules }), Err)
     }
