@@ -246,7 +246,7 @@ impl Part {
         Ok((changed, seen, self.event))
     }
 
-    fn record(&self, group: &Group<'_>) -> rusqlite::Result<i64> {
+    fn record(&self, group: &mut Group<'_>) -> rusqlite::Result<i64> {
         let Task { verb, which, deed, detail, .. } = &*self.task;
         record(group, verb, &which.to_string(), deed, detail.as_deref())
     }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 
 use rusqlite::{OptionalExtension, Row, params, params_from_iter};
 
@@ -13,6 +14,7 @@ use crate::pen::Group;
 use crate::retry::RetryPolicy;
 use crate::settle::Claim;
 use crate::sql;
+use crate::telling::is_news;
 
 /// How many jobs of higher priority may be claimed, or start, in front of a waiting lower one before that one gets a turn.
 pub(crate) const PATIENCE: u32 = 16;
@@ -223,9 +225,12 @@ fn find_more(group: &Group<'_>, wish: &Wish<'_>, kinds: &[String], finds: &mut F
 
 /// A row that another program has filled with what no job can have is passed over: it must not hold up the others.
 fn readable(row: &Row<'_>) -> Option<Candidate> {
-    Candidate::read(row)
-        .inspect_err(|error| tracing::error!(%error, "a job's row cannot be read and is passed over"))
-        .ok()
+    let report = |error: &rusqlite::Error| {
+        if is_news("a candidate", &error.to_string()) {
+            tracing::error!(%error, "a job's row cannot be read and is passed over");
+        }
+    };
+    Candidate::read(row).inspect_err(report).ok()
 }
 
 fn first(group: &Group<'_>, wish: &Wish<'_>, suspects: bool) -> rusqlite::Result<Option<Candidate>> {
@@ -293,6 +298,7 @@ pub(crate) fn take(
         one_attempt: candidate.one_attempt,
         idempotency,
         owner: Arc::clone(owner),
+        started: AtomicI64::new(0),
     }))
 }
 

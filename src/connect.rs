@@ -93,6 +93,15 @@ impl Connector {
 
 thread_local! {
     static DEADLINE: Cell<Option<(Stopwatch, Duration)>> = const { Cell::new(None) };
+    /// How long this thread's busy handler has waited.
+    static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Runs `f`, and says how long the busy handler has waited in it.
+pub(crate) fn waited_for_others<R>(f: impl FnOnce() -> R) -> (R, Duration) {
+    let before = WAITED.get();
+    let result = f();
+    (result, WAITED.get().saturating_sub(before))
 }
 
 /// Runs `f` with at most `limit` of waiting for other connections' locks in it.
@@ -107,7 +116,9 @@ pub(crate) fn within<R>(limit: Duration, f: impl FnOnce() -> R) -> R {
 fn wait_a_little(_tries: i32) -> bool {
     let Some((since, limit)) = DEADLINE.get() else { return false };
     let Some(left) = since.left(limit) else { return false };
+    let nap = Stopwatch::start();
     std::thread::sleep(Duration::from_micros(fastrand::u64(POLL)).min(left));
+    WAITED.set(WAITED.get() + nap.elapsed());
     true
 }
 

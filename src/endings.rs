@@ -15,6 +15,7 @@ use crate::outcome::{Ended, Settlement, decide};
 use crate::pen::{Group, Rider};
 use crate::retry::RetryPolicy;
 use crate::settle::{Claim, Settled, settle};
+use crate::telling::{EventJob, Happened, Teller};
 
 /// Most of them that one transaction writes.
 const AT_ONCE: usize = 1_024;
@@ -36,6 +37,7 @@ pub(crate) struct Ending {
 
 pub(crate) struct Endings {
     clock: Arc<dyn Clock>,
+    teller: Arc<Teller>,
     send: Sender<Ending>,
     receive: Receiver<Ending>,
     /// In the transaction that is open, or left from one that failed.
@@ -43,9 +45,9 @@ pub(crate) struct Endings {
 }
 
 impl Endings {
-    pub(crate) fn new(clock: Arc<dyn Clock>) -> Endings {
+    pub(crate) fn new(clock: Arc<dyn Clock>, teller: Arc<Teller>) -> Endings {
         let (send, receive) = unbounded();
-        Endings { clock, send, receive, in_hand: Mutex::default() }
+        Endings { clock, teller, send, receive, in_hand: Mutex::default() }
     }
 
     pub(crate) fn push(&self, ending: Ending) {
@@ -104,8 +106,10 @@ impl Rider for Endings {
         }
         for (ending, settled) in self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             if settled == Settled::LeaseLost && ending.ended != Ended::GivenBack {
-                let Claim { id, kind, token, .. } = &*ending.claim;
+                let Claim { id, kind, key, token, attempt, .. } = &*ending.claim;
                 tracing::warn!(job = id, kind, token, "a late result was refused: the lease had been lost");
+                let refused = || Happened::ResultRefused { job: EventJob::new(*id, kind, key), attempt: *attempt };
+                self.teller.tell_now(self.clock.wall(), refused);
             }
             if let Some(told) = ending.told {
                 let _ = told.set(settled);

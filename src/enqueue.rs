@@ -14,6 +14,7 @@ use crate::job::{Enqueued, Failure, Job, Standing, check_name, holds_key, instan
 use crate::pen::{Group, OpResult};
 use crate::sql;
 use crate::state::{JobName, JobRef, State};
+use crate::telling::Happened;
 
 /// What a store holds new jobs to.
 #[derive(Clone)]
@@ -351,6 +352,7 @@ pub(crate) fn store(group: &mut Group<'_>, job: &NewJob, compared: &Compared, fo
         if !for_callers {
             group.note_due(run_at);
         }
+        group.tell_job(id, &job.kind, &job.key, |job| Happened::Enqueued { job, run_at: instant(run_at) });
         return Ok(Stored::Answered(Box::new(fresh(id, job, (group.now, run_at), for_callers))));
     }
     match find(group, &job.kind, &job.key)? {

@@ -450,6 +450,14 @@ pub enum Error {
         /// What is wrong.
         source: Cause,
     },
+    /// A job that is to tell of deaths or missed occurrences does not hold what it is given.
+    #[error("the notices of kind `{kind}` cannot be used")]
+    NoticeInvalid {
+        /// The kind.
+        kind: String,
+        /// What is wrong.
+        source: Cause,
+    },
     /// The runner has ended.
     #[error("{act}: the runner has ended")]
     Stopped {

@@ -68,6 +68,8 @@ mod advice;
 mod explain;
 mod watch;
 mod copy;
+mod numbers;
+mod health;
 mod enqueue;
 mod fingerprint;
 mod idempotency;
@@ -89,6 +91,7 @@ mod endings;
 mod settle;
 mod ordering;
 mod trial;
+mod telling;
 mod owner;
 
 mod pen;
@@ -112,8 +115,12 @@ pub use self::copy::{BackupInfo, RestoreInfo};
 pub use self::error::{Error, Result};
 pub use self::explain::{DeedRef, Explanation, OneJob, Process, Reason, Words};
 pub use self::failure::{Class, Verdicts, snooze};
+pub use self::health::{Health, Need, ScheduleHealth};
 pub use self::hold::{LimitInfo, PauseInfo, Scope};
 pub use self::job::{DeadHead, Enqueued, EnqueuedIn, Failure, Job, MAX_KEY, MAX_KIND, Standing, in_future};
+pub use self::numbers::{
+    BusyWaits, CountDiff, FileSize, KeyCost, KindStats, Numbers, QueueStats, Rates, Spread, Stats,
+};
 pub use self::relay::{Message, Relay};
 pub use self::retry::RetryPolicy;
 pub use self::runner::{Runner, RunnerBuilder};
@@ -123,6 +130,7 @@ pub use self::schedule::{
 };
 pub use self::state::{JobName, JobRef, State};
 pub use self::store::{Attempt, BlockedKey, Filter, History, JobInfo, Page, StepInfo, Store, StoreBuilder};
+pub use self::telling::{Death, Event, EventJob, Happened, Missed};
 pub use self::watch::{Counts, OnChange, Snapshot, Watch};
 #[cfg(feature = "webhook")]
 pub use self::webhook::Webhook;

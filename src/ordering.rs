@@ -7,9 +7,11 @@
 use rusqlite::{OptionalExtension, params};
 
 use crate::claim::Candidate;
+use crate::enqueue::text;
 use crate::failure::{Class, safe_text};
 use crate::pen::Group;
 use crate::sql;
+use crate::telling::Happened;
 
 /// Behind others in its line.
 const BEHIND: i64 = 2;
@@ -55,10 +57,14 @@ pub(crate) fn supersede(group: &mut Group<'_>, job: &Candidate) -> rusqlite::Res
     let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
     let old: Vec<(i64, String, i64)> = ask.query_map([ordering_key], row)?.collect::<rusqlite::Result<_>>()?;
     for (id, kind, version) in old {
-        let text = format!("version {version} came after a newer one of `{ordering_key}` was done");
+        let why = format!("version {version} came after a newer one of `{ordering_key}` was done");
         let class = Class::Superseded.as_str();
-        let called_off = group.statement(sql::SUPERSEDE)?.execute(params![id, class, safe_text(&text), group.now])?;
+        let called_off = group.statement(sql::SUPERSEDE)?.execute(params![id, class, safe_text(&why), group.now])?;
         group.count(&kind, 4, i64::try_from(called_off).unwrap_or(0));
+        if called_off > 0 && group.is_listened_to() {
+            let key = group.statement(sql::JOB_KEY)?.query_row([id], |row| text(row, 0))?.unwrap_or_default();
+            group.tell_job(id, &kind, &key, |job| Happened::Cancelled { job });
+        }
     }
     move_up(group, ordering_key)?;
     Ok(true)

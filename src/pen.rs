@@ -4,12 +4,14 @@
 //! up meanwhile, commits once, and answers them. Then it hands the pen to the first of those who came later. Nobody waits
 //! to fill a batch; under load the batches fill themselves, and one sync serves many.
 
+mod closure;
 mod gaps;
 mod group;
 mod line;
+mod sums;
 
 use std::cell::{Cell, RefCell};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError, Weak};
@@ -20,19 +22,15 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use self::gaps::Gaps;
 pub(crate) use self::group::{Group, OpError, OpResult};
 use self::line::{Line, Slot, Turn};
-use crate::clock::{Clock, Stopwatch, millis};
-use crate::connect::{Connector, Durability, within};
+use crate::clock::{Clock, Stopwatch};
+use crate::connect::{Connector, Durability, waited_for_others, within};
 use crate::error::{Error, Result};
 use crate::fault::StorageFault;
+use crate::numbers::BusyWaits;
+use crate::telling::{Event, Teller};
 
 /// Most operations that one transaction holds; what lines up later is for the next.
 const GROUP: usize = 512;
-/// A closure of the user's may hold the writer lock this long before SQLite is told to interrupt it.
-const CLOSURE_LIMIT: Duration = Duration::from_secs(5);
-/// A closure that holds it longer than this is reported.
-const CLOSURE_LONG: Duration = Duration::from_secs(1);
-/// How many steps of SQLite's machine pass between two looks at the clock.
-const STEPS: i32 = 10_000;
 
 /// A writing call: its name, and what to call instead inside a transaction closure.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +92,9 @@ pub(crate) struct Pen {
     riders: RwLock<Vec<Weak<dyn Rider>>>,
     /// Whether the last transaction has changed a row.
     changed: AtomicBool,
+    teller: Arc<Teller>,
+    /// Transactions that met a locked file, and the microseconds that they have waited.
+    busy_waits: [AtomicU64; 2],
 }
 
 struct Writer {
@@ -109,10 +110,18 @@ thread_local! {
     static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     /// When the earliest of the jobs is to run that the closure has stored in its transaction.
     static STORED: Cell<Option<i64>> = const { Cell::new(None) };
+    /// What happened in the transaction that is open in a closure, beside what its group knows.
+    static NEWS: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Pen {
-    pub(crate) fn new(connector: Connector, connection: Connection, clock: Arc<dyn Clock>, busy: Duration) -> Pen {
+    pub(crate) fn new(
+        connector: Connector,
+        connection: Connection,
+        clock: Arc<dyn Clock>,
+        busy: Duration,
+        teller: Arc<Teller>,
+    ) -> Pen {
         Pen {
             connector,
             clock,
@@ -123,6 +132,8 @@ impl Pen {
             beats: Arc::default(),
             riders: RwLock::default(),
             changed: AtomicBool::new(false),
+            teller,
+            busy_waits: Default::default(),
         }
     }
 
@@ -145,6 +156,16 @@ impl Pen {
         };
         let ask = writer.connection.prepare_cached("PRAGMA data_version");
         Some(ask.and_then(|mut ask| ask.query_row([], |row| row.get(0))))
+    }
+
+    /// How its transactions have waited for other connections.
+    pub(crate) fn busy_waits(&self) -> BusyWaits {
+        let [count, time] = self.busy_waits.each_ref().map(|sum| sum.load(Ordering::Relaxed));
+        BusyWaits { count, time: Duration::from_micros(time) }
+    }
+
+    pub(crate) fn teller(&self) -> &Teller {
+        &self.teller
     }
 
     pub(crate) fn path(&self) -> &PathBuf {
@@ -179,6 +200,14 @@ impl Pen {
         drop(all);
         for rider in here.iter().filter_map(|(_, rider)| rider.upgrade()) {
             rider.expect(job);
+        }
+    }
+
+    /// What happened in a transaction that is not the pen's own: told with the closure's that holds the pen here. What
+    /// the host's own transactions do is not told, since nobody sees them commit.
+    pub(crate) fn keep_news(&self, news: Vec<Event>) {
+        if self.is_held_here() {
+            NEWS.with_borrow_mut(|all| all.extend(news));
         }
     }
 
@@ -306,8 +335,9 @@ impl Pen {
         waited: Stopwatch,
         own: &mut dyn FnMut(&mut Group<'_>) -> Result<(), StorageFault>,
     ) -> Result<(), StorageFault> {
+        let mut news = Vec::new();
         let mut followers = Followers { pen: self, slots: Vec::new() };
-        let outcome = self.lead_transaction(act, mode, waited, own, &mut followers.slots);
+        let outcome = self.lead_transaction(act, mode, waited, own, &mut followers.slots, &mut news);
         // Before the followers are: what a rider has written for one of them must be told when that one goes on.
         let changed = outcome.is_ok() && self.changed.load(Ordering::Acquire);
         self.each_rider(|rider| {
@@ -319,6 +349,11 @@ impl Pen {
         for slot in followers.slots.drain(..) {
             slot.set(Turn::Done(outcome.clone()));
         }
+        // Passes the pen on: what is told is told without it.
+        drop(followers);
+        if outcome.is_ok() {
+            self.teller.tell(news);
+        }
         outcome
     }
 
@@ -329,6 +364,7 @@ impl Pen {
         waited: Stopwatch,
         own: &mut dyn FnMut(&mut Group<'_>) -> Result<(), StorageFault>,
         followers: &mut Vec<Arc<Slot>>,
+        news: &mut Vec<Event>,
     ) -> Result<(), StorageFault> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let Writer { connection, gaps } = &mut *writer;
@@ -341,14 +377,18 @@ impl Pen {
         let mut held = None;
         let outcome = (|| {
             let left = waited.left(self.busy).unwrap_or(Duration::ZERO);
-            let tx = within(left, || Transaction::new_unchecked(connection, TransactionBehavior::Immediate))
-                .map_err(|error| with_wait(fault(error), waited))?;
+            let (begun, busy) = waited_for_others(|| {
+                within(left, || Transaction::new_unchecked(connection, TransactionBehavior::Immediate))
+            });
+            self.note_busy(busy);
+            let tx = begun.map_err(|error| with_wait(fault(error), waited))?;
             held = Some(Stopwatch::start());
             let rows = tx.total_changes();
             let synced = raised || self.connector.durability == Durability::Full;
             let mut group = Group::new(&tx, self.path(), self.clock.wall());
             group.synced = synced;
             group.brief = self.brief.load(Ordering::Acquire);
+            group.listening = self.teller.listening();
             group.check_version()?;
             if mode.follows {
                 let version =
@@ -361,6 +401,7 @@ impl Pen {
             self.let_ride(&mut group, |rider, group| rider.close(group))?;
             group.write_counts().map_err(fault)?;
             self.changed.store(tx.total_changes() != rows, Ordering::Release);
+            *news = std::mem::take(&mut group.news);
             tx.commit().map_err(|error| unknown(fault(error), act))
         })();
         if !connection.is_autocommit() {
@@ -374,6 +415,13 @@ impl Pen {
             connection.execute_batch(self.connector.durability.pragma()).map_err(fault)?;
         }
         outcome
+    }
+
+    fn note_busy(&self, waited: Duration) {
+        if !waited.is_zero() {
+            self.busy_waits[0].fetch_add(1, Ordering::Relaxed);
+            self.busy_waits[1].fetch_add(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
     }
 
     fn take_followers(
@@ -413,43 +461,6 @@ impl Pen {
                 f(&*rider);
             }
         }
-    }
-
-    /// Runs a closure of the user's inside `group`: interrupted when it holds the writer lock too long, reported when it
-    /// is slow, and with every writing call of this store refused meanwhile.
-    pub(crate) fn run_closure<T>(
-        &self,
-        group: &mut Group<'_>,
-        act: Act,
-        about: &str,
-        f: impl FnOnce(&Transaction<'_>) -> anyhow::Result<T>,
-    ) -> OpResult<anyhow::Result<T>> {
-        let held = Stopwatch::start();
-        let tx = group.tx();
-        let is_over = move || held.elapsed() > CLOSURE_LIMIT;
-        tx.progress_handler(STEPS, Some(is_over))?;
-        let me = std::ptr::from_ref(self).addr();
-        HELD.with_borrow_mut(|pens| pens.push(me));
-        STORED.set(None);
-        let result = catch_unwind(AssertUnwindSafe(|| f(tx)));
-        HELD.with_borrow_mut(Vec::pop);
-        if let Some(run_at) = STORED.take() {
-            group.note_due(run_at);
-        }
-        tx.progress_handler(0, None::<fn() -> bool>)?;
-        let held_ms = u64::try_from(millis(held.elapsed())).unwrap_or(0);
-        if held.elapsed() > CLOSURE_LONG {
-            tracing::warn!(about, held_ms, "a closure of {} held the writer lock for long", act.name);
-        }
-        let result = result.unwrap_or_else(|panic| resume_unwind(panic));
-        // Short statements never meet the handler: what has held the lock for too long is not stored in any case.
-        if held.elapsed() > CLOSURE_LIMIT {
-            return Err(OpError::Fault(StorageFault::Interrupted { held_ms }));
-        }
-        if tx.is_autocommit() {
-            return Err(OpError::Ended);
-        }
-        Ok(result)
     }
 }
 

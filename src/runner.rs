@@ -33,6 +33,7 @@ use crate::presence::Presence;
 use crate::relay::Relay;
 use crate::schedule::{Entry, Occurrence, Planner, Schedule};
 use crate::store::Store;
+use crate::telling::{Happened, Notice, is_news, register};
 
 /// A stop returns within its grace and this.
 const STOP_SLACK: Duration = Duration::from_millis(800);
@@ -61,6 +62,7 @@ pub struct RunnerBuilder {
     pace: Option<Duration>,
     handlers: Vec<Handler>,
     schedules: Vec<Entry>,
+    notices: Vec<Notice>,
 }
 
 impl Runner {
@@ -92,6 +94,7 @@ impl Runner {
             pace: Some(Duration::from_millis(25)),
             handlers: Vec::new(),
             schedules: Vec::new(),
+            notices: Vec::new(),
         }
     }
 
@@ -258,13 +261,56 @@ impl RunnerBuilder {
         self
     }
 
+    /// Has a job of the kind of `J` enqueued with each death, in its transaction: exactly one, whatever crashes. `J` wraps
+    /// a [`Death`](crate::Death), which has an example. Any process that writes a death enqueues it, also one that knows
+    /// nothing of `J`; it runs where it is handled. Its key, its kind and its shape are those of `J`, everything else is
+    /// the default. The death of such a job is told by none. Defaults to none.
+    ///
+    /// A program that starts without it, while no other process of it is alive, ends it.
+    pub fn on_dead<J: Job>(mut self) -> Self {
+        self.notices.push(Notice::of_death::<J>());
+        self
+    }
+
+    /// Has a job of the kind of `J` enqueued with each record of occurrences that did not run and need attention
+    /// ([`MissedInfo`](crate::MissedInfo)), as [`on_dead`](RunnerBuilder::on_dead) does with each death. `J` wraps a
+    /// [`Missed`](crate::Missed).
+    ///
+    /// ```
+    /// # use birkez::{Context, Job, Missed, Runner};
+    /// #[derive(serde::Serialize, serde::Deserialize)]
+    /// #[serde(transparent)]
+    /// struct TellMissed(Missed);
+    ///
+    /// impl Job for TellMissed {
+    ///     const KIND: &'static str = "tell-missed";
+    ///     type Output = ();
+    ///     fn key(&self) -> String { self.0.key() }
+    /// }
+    /// # fn main() -> anyhow::Result<()> {
+    /// # let folder = birkez::testing::TempStore::new()?;
+    /// # let store = folder.open()?;
+    /// let runner = Runner::builder(&store).on_missed::<TellMissed>().handle(|told: TellMissed, _cx: &Context| {
+    ///     println!("{} did not run {} times from {} on", told.0.schedule, told.0.count, told.0.first);
+    ///     Ok(())
+    /// });
+    /// # runner.start()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_missed<J: Job>(mut self) -> Self {
+        self.notices.push(Notice::of_miss::<J>());
+        self
+    }
+
     /// Starts the threads. What it handles is said in the file, for those who ask why something does not run
     /// ([`Store::explain`], [`Store::explain_schedule`]), and taken back at its stop.
     ///
     /// # Errors
     ///
     /// [`Error::DuplicateKind`] if a kind, under its present or a former name, was given two handlers;
-    /// [`Error::TooManyKinds`]; the errors of writing the file and of starting threads.
+    /// [`Error::TooManyKinds`]; [`Error::NoticeInvalid`] if a job of [`on_dead`](RunnerBuilder::on_dead) or
+    /// [`on_missed`](RunnerBuilder::on_missed) does not hold what it is given; the errors of writing the file and of starting threads.
     pub fn start(self) -> Result<Runner> {
         let (grace, pace, workers) = (self.grace, self.pace, self.workers);
         let (crew, planner) = self.build()?;
@@ -284,6 +330,8 @@ impl RunnerBuilder {
             threads.push(worker::spawn(&runner.crew)?);
         }
         threads.push(plan(&runner.crew, planner)?);
+        let runner_id = runner.crew.owner().id;
+        runner.crew.tell(|| Happened::RunnerStarted { runner: runner_id });
         *runner.threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
         Ok(runner)
     }
@@ -295,6 +343,7 @@ impl RunnerBuilder {
         }
         let owner = self.store.inner.owner()?;
         self.store.inner.know_kinds(handlers.known());
+        register(&self.store, owner.id, &self.notices)?;
         let planner = Planner::new(self.store.clone(), self.schedules, handlers.shapes())?;
         let presence = Presence::begin(self.store.clone(), handlers.sayings(), planner.names(), owner.id)?;
         let crew = Crew::new(self.store, handlers, self.workers, (owner, presence), planner.waits());
@@ -308,10 +357,15 @@ fn plan(crew: &Arc<Crew>, planner: Planner) -> Result<JoinHandle<()>> {
     let crew = Arc::clone(crew);
     let run = move || {
         while crew.stage() == Stage::Working {
-            let nap = planner.evaluate().unwrap_or_else(|error| {
-                tracing::warn!(%error, "schedules could not be evaluated");
-                Duration::from_secs(1)
-            });
+            let nap = planner.evaluate();
+            match nap.as_ref().err().map(ToString::to_string) {
+                Some(error) if is_news("the calendar", &error) => {
+                    tracing::warn!(error, "schedules could not be evaluated");
+                }
+                None if is_news("the calendar", "") => tracing::info!("schedules are evaluated again"),
+                _ => {}
+            }
+            let nap = nap.unwrap_or(Duration::from_secs(1));
             crew.calendar_bell.wait(nap.max(CALENDAR_REST));
         }
     };

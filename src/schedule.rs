@@ -20,6 +20,7 @@ use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc, Weekday};
 
 pub use self::explain::{Fate, OccurrenceFate};
 pub use self::kept::KeptSchedule;
+pub(crate) use self::look::all_schedules;
 pub(crate) use self::look::troubled;
 pub use self::look::{MissedInfo, OccurrenceInfo, RequestInfo, ScheduleInfo};
 pub(crate) use self::planner::{Entry, Planner};

@@ -1,6 +1,7 @@
 //! Writing what became of a claimed job, fenced by its lease.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use rusqlite::params;
 
@@ -12,6 +13,7 @@ use crate::owner::Owner;
 use crate::pen::Group;
 use crate::retry::RetryPolicy;
 use crate::sql;
+use crate::telling::{note_settled, note_taken_back};
 
 /// A job in the hands of a worker.
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub(crate) struct Claim {
     /// What the world outside tells repeats by.
     pub idempotency: String,
     pub owner: Arc<Owner>,
+    /// When its handler was called, by the wall clock; 0 before that.
+    pub started: AtomicI64,
 }
 
 impl Claim {
@@ -51,6 +55,14 @@ impl Claim {
     pub(crate) fn facts<'a>(&self, policy: &'a RetryPolicy, now: i64, random: f64) -> Facts<'a> {
         let Claim { attempt, since, deadline, at_most_once, one_attempt, .. } = *self;
         Facts { attempt, since, now, deadline, policy, at_most_once, one_attempt, random }
+    }
+
+    /// When its attempt began.
+    pub(crate) fn started(&self) -> i64 {
+        match self.started.load(Ordering::Acquire) {
+            0 => self.since,
+            started => started,
+        }
     }
 
     /// The line that it stands in: one that belongs to callers stands in none.
@@ -118,6 +130,7 @@ pub(crate) fn settle(group: &mut Group<'_>, claim: &Claim, settlement: Settlemen
             group.now,
         ])?;
     }
+    note_settled(group, claim, &settlement)?;
     Ok(Settled::Written)
 }
 
@@ -175,9 +188,6 @@ fn write_other(group: &mut Group<'_>, claim: &Claim, settlement: &Settlement) ->
         finished,
         settlement.next == Next::Back,
     ])?;
-    if finished.is_some() {
-        group.count(&claim.kind, state, 1);
-    }
     Ok(())
 }
 
@@ -191,7 +201,7 @@ pub(crate) fn take_back(group: &mut Group<'_>, runner: i64) -> rusqlite::Result<
     // First: whoever moves up in a line must not find one of them running.
     group.statement(sql::DROP_LEASES_OF)?.execute([runner])?;
     for held in &leases {
-        take_back_one(group, held)?;
+        take_back_one(group, runner, held)?;
     }
     group.claimable |= !leases.is_empty();
     Ok(leases.len())
@@ -227,7 +237,7 @@ impl Held {
     }
 }
 
-fn take_back_one(group: &mut Group<'_>, held: &Held) -> rusqlite::Result<()> {
+fn take_back_one(group: &mut Group<'_>, runner: i64, held: &Held) -> rusqlite::Result<()> {
     let charged = held.attempts >= held.attempt;
     let (state, class) = match (held.on_crash, charged) {
         (1, _) => (1, Some(Class::UnknownOutcome)),
@@ -268,9 +278,7 @@ fn take_back_one(group: &mut Group<'_>, held: &Held) -> rusqlite::Result<()> {
             group.now,
         ])?;
     }
-    if finished.is_some() {
-        group.count(&held.kind, state, 1);
-    }
+    note_taken_back(group, (held.job, &held.kind, held.token, held.attempt), runner, class, state)?;
     if let Some(ordering_key) = held.ordering_key.as_deref().filter(|_| !held.for_callers) {
         move_up(group, ordering_key)?;
     }

@@ -4,13 +4,19 @@ mod copies;
 mod deeds;
 mod explain;
 mod holds;
+mod health;
+mod notices;
+mod numbers;
 mod schedules;
 mod watching;
 
 pub(crate) use self::copies::*;
 pub(crate) use self::deeds::*;
 pub(crate) use self::explain::*;
+pub(crate) use self::health::*;
 pub(crate) use self::holds::*;
+pub(crate) use self::notices::*;
+pub(crate) use self::numbers::*;
 pub(crate) use self::schedules::*;
 pub(crate) use self::watching::*;
 

@@ -80,6 +80,8 @@ pub(crate) struct Inner {
     pub watch: Mutex<Watch>,
     /// Who in this process wants to know of changes, if anybody does.
     pub watching: Mutex<Weak<Hub>>,
+    /// Which jobs tell, as runners of this store have asked: what, kind, and shape.
+    pub notices: Mutex<Vec<(&'static str, &'static str, u32)>>,
 }
 
 impl Store {

@@ -81,6 +81,7 @@ fn of_others() -> Vec<Error> {
         Error::TooManyKinds { given: 401, limit: 400 },
         Error::ScheduleInvalid { name: "nightly".into(), verdict: "cannot be registered".into(), source: cause() },
         Error::WebhookInvalid { setting: "address", source: cause() },
+        Error::NoticeInvalid { kind: "mail".into(), source: cause() },
         Error::Stopped { act },
         Error::Io { act, path: path(), source: std::io::Error::other("no such folder") },
         Error::Storage { act, source: sqlite() },

@@ -12,6 +12,7 @@ use crate::pen::{Act, Group, OpResult};
 use crate::sql;
 use crate::state::State;
 use crate::store::{JobInfo, Store};
+use crate::telling::cancelled;
 
 const CANCEL: Act = Act { name: "cancel", instead: "cancel after the transaction" };
 
@@ -95,7 +96,7 @@ fn ask_to_stop(group: &mut Group<'_>, job: &JobInfo) -> OpResult<Cancelled> {
 fn call_off(group: &mut Group<'_>, job: &JobInfo) -> OpResult<Cancelled> {
     let payload = group.statement(sql::PAYLOAD)?.query_row([job.id], |row| text(row, 0))?;
     group.statement(sql::CALL_OFF)?.execute(params![job.id, group.now])?;
-    group.count(&job.kind, 4, 1);
+    cancelled(group, job.id, &job.kind, &job.key);
     if let Some(line) = job.line() {
         close_up(group, line)?;
     }

@@ -12,6 +12,7 @@ use crate::pen::Group;
 use crate::sql;
 use crate::state::State;
 use crate::store::{JobInfo, Store};
+use crate::telling::Happened;
 
 /// Who does something to jobs, and why. It stands in the record ([`Store::deeds`]).
 ///
@@ -185,7 +186,7 @@ pub(crate) fn read_touched(row: &Row<'_>) -> rusqlite::Result<Touched> {
 
 /// Records a deed; answers its number, for [`record_job`].
 pub(crate) fn record(
-    group: &Group<'_>,
+    group: &mut Group<'_>,
     verb: &str,
     subject: &str,
     deed: &Deed,
@@ -193,7 +194,9 @@ pub(crate) fn record(
 ) -> rusqlite::Result<i64> {
     let row = params![group.now, deed.who(), verb, safe_text(subject), deed.why(), detail];
     group.statement(sql::RECORD_DEED)?.execute(row)?;
-    Ok(group.tx().last_insert_rowid())
+    let id = group.tx().last_insert_rowid();
+    group.tell(|| Happened::Deed { id, verb: verb.to_owned(), who: deed.who().to_owned() });
+    Ok(id)
 }
 
 /// Records that a deed has touched a job, which was `before`, with its payload from before if the deed has changed that.

@@ -9,6 +9,7 @@ use crate::pen::Act;
 use crate::sql;
 use crate::state::State;
 use crate::store::Store;
+use crate::telling::cancelled;
 
 const DISCARD: Act = Act { name: "discard", instead: "discard after the transaction" };
 
@@ -41,7 +42,7 @@ impl Store {
             }
             group.statement(sql::DISCARD)?.execute(params![job.id, group.now])?;
             group.count(&job.kind, 3, -1);
-            group.count(&job.kind, 4, 1);
+            cancelled(group, job.id, &job.kind, &job.key);
             if let Some(line) = job.line() {
                 close_up(group, line)?;
             }

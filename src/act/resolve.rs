@@ -11,6 +11,7 @@ use crate::pen::{Act, Group, OpResult};
 use crate::sql;
 use crate::state::State;
 use crate::store::{JobInfo, Store};
+use crate::telling::{Happened, died};
 
 const RESOLVE: Act = Act { name: "resolve", instead: "resolve after the transaction" };
 
@@ -111,7 +112,14 @@ fn resolve(group: &mut Group<'_>, job: &JobInfo, resolution: &Resolution, limit:
         group.note_due(group.now);
         return Ok(());
     }
-    group.count(&job.kind, state, 1);
+    match state {
+        // The token of its last claim.
+        3 => died(group, id, &job.kind, group.statement(sql::CLAIMS)?.query_row([id], |row| row.get(0))?)?,
+        _ => {
+            group.count(&job.kind, state, 1);
+            group.tell_job(id, &job.kind, &job.key, |told| Happened::Done { job: told, attempt: job.attempts });
+        }
+    }
     if let Some(line) = line {
         if let (2, Some(version)) = (state, job.version) {
             note_version(group, line, version)?;

@@ -38,7 +38,7 @@ impl Error {
     /// | `INTERRUPTED` | a closure held the writer lock too long | no |
     /// | `OTHER_FILE` | `enqueue_in` was given a transaction of another file | no |
     /// | `NOT_WAL`, `NOT_A_DATABASE`, `NOT_A_FILE`, `DAMAGED`, `UNWRITABLE`, `NEWER_SCHEMA`, `FOREIGN_SCHEMA`, `ENGINE_TOO_OLD` | the file or the engine is not fit | no |
-    /// | `DUPLICATE_KIND`, `TOO_MANY_KINDS`, `SCHEDULE_INVALID`, `WEBHOOK_INVALID` | a runner was described wrongly | no |
+    /// | `DUPLICATE_KIND`, `TOO_MANY_KINDS`, `SCHEDULE_INVALID`, `WEBHOOK_INVALID`, `NOTICE_INVALID` | a runner was described wrongly | no |
     /// | `STOPPED` | the runner has ended | no |
     /// | `IO`, `STORAGE` | anything else of the system or of SQLite | no |
     pub fn code(&self) -> &'static str {
@@ -92,6 +92,7 @@ impl Error {
             Error::TooManyKinds { .. } => "TOO_MANY_KINDS",
             Error::ScheduleInvalid { .. } => "SCHEDULE_INVALID",
             Error::WebhookInvalid { .. } => "WEBHOOK_INVALID",
+            Error::NoticeInvalid { .. } => "NOTICE_INVALID",
             Error::Stopped { .. } => "STOPPED",
             Error::Io { .. } => "IO",
             Error::Storage { .. } => "STORAGE",
@@ -144,6 +145,7 @@ impl Error {
             | Error::KeyTooLong { kind, .. }
             | Error::KeyInvalid { kind }
             | Error::KindInvalid { kind }
+            | Error::NoticeInvalid { kind, .. }
             | Error::DuplicateKind { kind } => Some(kind),
             other => other.job().map(|(kind, _)| kind),
         }

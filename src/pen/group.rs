@@ -3,14 +3,18 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use rusqlite::{CachedStatement, Transaction, params};
+use rusqlite::{CachedStatement, Transaction};
 
+use super::sums::{Sums, SumsMark};
 use super::{Refusal, with_wait};
 use crate::clock::Stopwatch;
 use crate::error::Error;
 use crate::fault::StorageFault;
+use crate::job::instant;
+use crate::numbers::Tallied;
 use crate::schema::Found;
 use crate::sql;
+use crate::telling::{Event, EventJob, Happened, Listening, is_news};
 
 /// Result of an operation inside a transaction.
 pub(crate) type OpResult<T> = Result<T, OpError>;
@@ -79,7 +83,17 @@ pub(crate) struct Group<'a> {
     pub freed: usize,
     /// Set by an atomic operation whose answer is kept and whose writes are not.
     pub undo: bool,
-    counts: Vec<(String, i64, i64)>,
+    sums: Sums,
+    /// What there is an ear for.
+    pub listening: Listening,
+    /// What happened in it, to be told once it is committed.
+    pub news: Vec<Event>,
+}
+
+/// What was counted and happened up to a moment, so that what comes after it can be undone.
+struct Before {
+    sums: SumsMark,
+    news: usize,
 }
 
 impl<'a> Group<'a> {
@@ -104,7 +118,9 @@ impl<'a> Group<'a> {
             synced: false,
             freed: 0,
             undo: false,
-            counts: Vec::new(),
+            sums: Sums::default(),
+            listening: Listening::NO,
+            news: Vec::new(),
         }
     }
 
@@ -127,20 +143,50 @@ impl<'a> Group<'a> {
 
     /// A job of `kind` came to (or left) a finished state.
     pub(crate) fn count(&mut self, kind: &str, state: i64, n: i64) {
-        match self.counts.iter_mut().find(|(k, s, _)| k == kind && *s == state) {
-            Some((_, _, sum)) => *sum += n,
-            None => self.counts.push((kind.to_owned(), state, n)),
+        self.sums.count(kind, state, n);
+    }
+
+    /// What is counted for a kind and state and not written yet.
+    pub(crate) fn pending(&self, kind: &str, state: i64) -> i64 {
+        self.sums.pending(kind, state)
+    }
+
+    /// Something that numbers are made of.
+    pub(crate) fn tally(&mut self, kind: &str, what: Tallied) {
+        self.sums.tally(kind, what);
+    }
+
+    /// Whether what happens is told to anybody.
+    pub(crate) fn is_listened_to(&self) -> bool {
+        self.listening.is_any()
+    }
+
+    /// Something happened, if this is committed.
+    pub(crate) fn tell(&mut self, what: impl FnOnce() -> Happened) {
+        if self.is_listened_to() {
+            self.news.push(Event { at: instant(self.now), what: what() });
         }
+    }
+
+    /// Something happened to a job.
+    pub(crate) fn tell_job(&mut self, id: i64, kind: &str, key: &str, what: impl FnOnce(EventJob) -> Happened) {
+        self.tell(|| what(EventJob::new(id, kind, key)));
+    }
+
+    fn before(&self) -> Before {
+        Before { sums: self.sums.mark(), news: self.news.len() }
+    }
+
+    fn back_to(&mut self, before: &Before) {
+        self.sums.undo(before.sums);
+        self.news.truncate(before.news);
     }
 
     pub(super) fn write_counts(&mut self) -> rusqlite::Result<()> {
         if self.calendar {
             self.tx.prepare_cached(sql::SCHEDULES_CHANGED)?.execute([])?;
         }
-        for (kind, state, n) in self.counts.drain(..) {
-            self.tx.prepare_cached(sql::COUNT)?.execute(params![kind, state, n])?;
-        }
-        Ok(())
+        self.sums.write(self.tx, self.now)
     }
 
     /// How often pauses and limits have changed in the file.
@@ -181,7 +227,7 @@ impl<'a> Group<'a> {
         if atomic {
             self.savepoint("SAVEPOINT birkez_op").map_err(|error| fault(error, path))?;
         }
-        let (counted, freed, stopping) = (self.counts.clone(), self.freed, self.stopping.len());
+        let (before, freed, stopping) = (self.before(), self.freed, self.stopping.len());
         let result = op(self);
         // A full disk has rolled the whole transaction back: what would follow must not run in autocommit.
         if self.tx.is_autocommit() {
@@ -194,7 +240,7 @@ impl<'a> Group<'a> {
         }
         let undo = std::mem::take(&mut self.undo) || result.is_err();
         if undo {
-            self.counts = counted;
+            self.back_to(&before);
             self.freed = freed;
             self.stopping.truncate(stopping);
         }
@@ -227,7 +273,7 @@ impl<'a> Group<'a> {
         f: impl FnOnce(&mut Self) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<Option<T>> {
         self.savepoint("SAVEPOINT birkez_part")?;
-        let counted = self.counts.clone();
+        let before = self.before();
         match f(self) {
             Ok(value) => {
                 self.savepoint("RELEASE birkez_part")?;
@@ -236,8 +282,10 @@ impl<'a> Group<'a> {
             Err(error) if is_about_a_row(&error) && !self.tx.is_autocommit() => {
                 self.savepoint("ROLLBACK TO birkez_part")?;
                 self.savepoint("RELEASE birkez_part")?;
-                self.counts = counted;
-                tracing::error!(%error, "a row of the file cannot be dealt with and is passed over");
+                self.back_to(&before);
+                if is_news("a row", &error.to_string()) {
+                    tracing::error!(%error, "a row of the file cannot be dealt with and is passed over");
+                }
                 Ok(None)
             }
             Err(error) => Err(error),

@@ -22,6 +22,7 @@ use crate::pen::Mode;
 use crate::presence::Presence;
 use crate::settle::Claim;
 use crate::store::{Inner, Store};
+use crate::telling::{Happened, attempt_span, started};
 
 /// Nothing is due in the future.
 pub(super) const NEVER: i64 = i64::MAX;
@@ -273,7 +274,9 @@ impl Crew {
         if handler.timeout.is_some() {
             self.bell.ring();
         }
-        let ended = handler.run(&self.store, Arc::clone(&claim), Arc::clone(&flags));
+        self.note_start(&claim);
+        let span = attempt_span(&claim);
+        let ended = span.in_scope(|| handler.run(&self.store, Arc::clone(&claim), Arc::clone(&flags)));
         let waited_for = self.attempts.end(claim.id);
         let took = self.now().saturating_sub(started);
         self.pace.lock().unwrap_or_else(PoisonError::into_inner).measure(&claim.kind, took);
@@ -293,6 +296,17 @@ impl Crew {
             self.look();
         }
         waited_for
+    }
+
+    fn note_start(&self, claim: &Claim) {
+        let now = self.inner().clock.wall();
+        claim.started.store(now, Ordering::Release);
+        self.tell(|| started(claim));
+    }
+
+    /// Tells what is no part of a transaction.
+    pub(super) fn tell(&self, what: impl FnOnce() -> Happened) {
+        self.inner().pen.teller().tell_now(self.inner().clock.wall(), what);
     }
 
     /// The keeper waits for the last claim to be laid down.

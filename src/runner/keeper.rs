@@ -15,6 +15,7 @@ use crate::context::note_progress;
 use crate::error::{Error, Result};
 use crate::outcome::Ended;
 use crate::pen::{Act, Mode};
+use crate::telling::Happened;
 
 const ROUND: Act = Act { name: "writing a runner's jobs", instead: "nothing" };
 const PROGRESS: Act = Act { name: "writing the progress of jobs", instead: "nothing" };
@@ -223,6 +224,7 @@ impl Keeper {
                 if self.fault.take().is_some() {
                     self.crew.set_trouble(None);
                     tracing::info!("the runner writes again");
+                    self.crew.tell(|| Happened::FaultEnded);
                 }
             }
             Err(error) => self.bear(&error),
@@ -234,6 +236,7 @@ impl Keeper {
         if self.fault.is_none() {
             self.crew.set_trouble(Some(error));
             tracing::error!(code = error.code(), %error, "the runner cannot write");
+            self.crew.tell(|| Happened::FaultBegun { code: error.code().to_owned() });
         }
         let pause = self.fault.map_or(*AFTER_FAULT.start(), |last| (last * 2).min(*AFTER_FAULT.end()));
         self.fault = Some(pause);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::crew::{Crew, Stage};
 use crate::outcome::Ended;
+use crate::telling::Happened;
 
 /// How long after the grace what is left may take to be written.
 const AFTER_GRACE: Duration = Duration::from_millis(700);
@@ -70,6 +71,8 @@ impl Stop {
         }
         state.ended = true;
         drop(state);
+        let runner = crew.owner().id;
+        crew.tell(|| Happened::RunnerStopped { runner });
         crew.set_stage(Stage::Ended);
         self.ended.notify_all();
         true

@@ -14,6 +14,9 @@ use crate::job::instant;
 use crate::sql;
 use crate::store::Store;
 
+/// Most occurrences that were made before their time and are passed over in the look for one that is due.
+const DUE: usize = 1_000;
+
 /// A schedule as it stands in the file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
@@ -47,6 +50,9 @@ pub struct ScheduleInfo {
     /// When it is due next, as far as its definition can be read and it is neither paused nor orphaned. Occurrences that
     /// were made before their time are passed over.
     pub next: Option<DateTime<Utc>>,
+    /// Since when an occurrence is due that nobody has dealt with: none but for a moment, unless no runner evaluates it,
+    /// its mapping fails, or it waits for the run before it. `None` while it is paused.
+    pub due_since: Option<DateTime<Utc>>,
     /// Why nothing is caught up though nothing has failed: the clock is far behind the mark.
     pub waits: Option<String>,
     /// For how long that has been so, in sum, while a runner looked (written every 10 minutes). After 48 hours the clock
@@ -143,13 +149,7 @@ impl Store {
     /// Those of reading the file.
     pub fn schedules(&self) -> Result<Vec<ScheduleInfo>> {
         let now = instant(self.inner.clock.wall());
-        self.read("looking at schedules", |tx| {
-            let rows: Vec<ScheduleRow> = tx
-                .prepare_cached(sql::SCHEDULES)?
-                .query_map([], ScheduleRow::read)?
-                .collect::<rusqlite::Result<_>>()?;
-            rows.into_iter().map(|row| info(tx, row, now)).collect()
-        })
+        self.read("looking at schedules", |tx| all_schedules(tx, now))
     }
 
     /// What was asked of a schedule, newest first, at most `limit`.
@@ -221,6 +221,13 @@ impl Store {
     }
 }
 
+/// All schedules, by name.
+pub(crate) fn all_schedules(tx: &rusqlite::Transaction<'_>, now: DateTime<Utc>) -> rusqlite::Result<Vec<ScheduleInfo>> {
+    let mut ask = tx.prepare_cached(sql::SCHEDULES)?;
+    let rows: Vec<ScheduleRow> = ask.query_map([], ScheduleRow::read)?.collect::<rusqlite::Result<_>>()?;
+    rows.into_iter().map(|row| info(tx, row, now)).collect()
+}
+
 fn info(tx: &rusqlite::Transaction<'_>, row: ScheduleRow, now: DateTime<Utc>) -> rusqlite::Result<ScheduleInfo> {
     let success = |row: &Row<'_>| Ok((row.get(0)?, instant(row.get(1)?)));
     let last_success = tx.prepare_cached(sql::LAST_SUCCESS)?.query_row([row.id], success).optional()?;
@@ -229,6 +236,7 @@ fn info(tx: &rusqlite::Transaction<'_>, row: ScheduleRow, now: DateTime<Utc>) ->
     Ok(ScheduleInfo {
         needs_attention: needs_attention(tx, &row)?,
         next: next(tx, &row, now)?,
+        due_since: due_since(tx, &row, now)?,
         waits: behind.map(|behind| waits(&row.mark, behind)),
         clock_behind_for: behind,
         name: row.name,
@@ -286,6 +294,29 @@ pub(super) fn next(
     }
     let mut has = tx.prepare_cached(sql::HAS_OCCURRENCE)?;
     for due in calendar.after(&zone, from) {
+        if !has.exists(rusqlite::params![row.id, due.occurrence()])? {
+            return Ok(Some(due.at));
+        }
+    }
+    Ok(None)
+}
+
+/// Since when an occurrence is due that is above the mark and was not made.
+fn due_since(
+    tx: &rusqlite::Transaction<'_>,
+    row: &ScheduleRow,
+    now: DateTime<Utc>,
+) -> rusqlite::Result<Option<DateTime<Utc>>> {
+    let (Ok(Schedule { calendar, zone, .. }), Ok(state)) = (row.definition(), row.state(Duration::ZERO)) else {
+        return Ok(None);
+    };
+    if row.paused_at.is_some() {
+        return Ok(None);
+    }
+    let own = |mark| calendar.carry_over(&zone, mark, &zone);
+    let mut has = tx.prepare_cached(sql::HAS_OCCURRENCE)?;
+    let from = own(state.created).later(own(state.mark));
+    for due in calendar.after(&zone, from).take_while(|due| due.at <= now).take(DUE) {
         if !has.exists(rusqlite::params![row.id, due.occurrence()])? {
             return Ok(Some(due.at));
         }

@@ -258,7 +258,7 @@ impl Verb {
         Verb { detail: Some(detail.to_string()), ..self }
     }
 
-    fn record(&self, group: &Group<'_>, schedule: &str) -> OpResult<()> {
+    fn record(&self, group: &mut Group<'_>, schedule: &str) -> OpResult<()> {
         record_deed(group, self.name, &subject(schedule), &self.deed, self.detail.as_deref())?;
         Ok(())
     }

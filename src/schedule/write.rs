@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use rusqlite::params;
+use rusqlite::{OptionalExtension, params};
 
 use crate::calendar::{Count, Found, Mark, Missed, MissedReason, Run};
 use crate::enqueue::{Compared, NewJob, Stored, store};
 use crate::error::Error;
+use crate::job::instant;
 use crate::pen::{Group, OpError, OpResult};
 use crate::sql;
 use crate::store::Written;
+use crate::telling::{self, Happened};
 
 /// An occurrence on its way into the file.
 #[derive(Clone)]
@@ -162,6 +164,10 @@ fn store_jobs(group: &mut Group<'_>, making: &Making, compared: &Compared) -> Op
         tracing::warn!(schedule = making.schedule, occurrence = making.id, text, "keys with other content were met");
     }
     counts.conflicts = conflicts.len();
+    if group.is_listened_to() {
+        let (schedule, occurrence, jobs) = (name_of(group, making.schedule)?, making.id.clone(), counts.jobs);
+        group.tell(|| Happened::OccurrenceMade { schedule, occurrence, jobs });
+    }
     Ok(Ok(Made::New(counts)))
 }
 
@@ -210,6 +216,35 @@ pub(super) fn record(group: &mut Group<'_>, schedule: i64, missed: &[Gap]) -> ru
             group.now,
             gap.attention,
         ])?;
+        tell(group, schedule, gap)?;
     }
     Ok(())
+}
+
+/// What has just been recorded is told, and where a person should look, a job is enqueued that says so.
+fn tell(group: &mut Group<'_>, schedule: i64, gap: &Gap) -> rusqlite::Result<()> {
+    if !gap.attention && !group.is_listened_to() {
+        return Ok(());
+    }
+    let record = group.tx().last_insert_rowid();
+    let missed = telling::Missed {
+        schedule: name_of(group, schedule)?,
+        first: gap.first.clone(),
+        last: gap.last.clone(),
+        count: gap.count,
+        reason: gap.reason.to_owned(),
+        at: instant(group.now),
+        record,
+    };
+    if gap.attention {
+        telling::missed(group, &missed)?;
+    }
+    let telling::Missed { schedule, first, last, count, reason, .. } = missed;
+    group.tell(|| Happened::Missed { schedule, first, last, count, reason });
+    Ok(())
+}
+
+fn name_of(group: &Group<'_>, schedule: i64) -> rusqlite::Result<String> {
+    let found = group.statement(sql::SCHEDULE_NAME)?.query_row([schedule], |row| row.get(0)).optional()?;
+    Ok(found.unwrap_or_default())
 }

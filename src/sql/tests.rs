@@ -218,3 +218,39 @@ fn a_restore_looks_at_unfinished_jobs_only() {
         assert!(walks_jobs(sql).is_empty(), "{:#?} of {sql}", plan(sql));
     }
 }
+
+/// What is finished is in no number but the counts: none of these looks at all jobs, which `INDEXED BY` enforces too.
+#[test]
+fn numbers_look_at_no_finished_job() {
+    for (sql, index) in [
+        (WAITING_READY, "birkez_job_claim"),
+        (WAITING_SUSPECT, "birkez_job_suspect"),
+        (WAITING_DUE, "birkez_job_due"),
+        (WAITING_BEHIND, "birkez_job_line"),
+        (WAITING_FOR_CALLERS, "birkez_job_callers"),
+        (PARKED, "birkez_job_parked"),
+        (PARKED_BY_REASON, "birkez_job_parked"),
+        (NEWEST_DEATH, "birkez_job_dead"),
+        (MISSED_ATTENTION, "birkez_missed_attention"),
+        (MISSED_OF, "birkez_missed_attention"),
+    ] {
+        let steps = plan(sql);
+        for step in steps.iter().filter(|step| step.contains("birkez_job") || step.contains("birkez_missed")) {
+            assert!(step.contains(index) || step.contains("birkez_lease"), "`{step}` in {sql}");
+        }
+    }
+    let running = plan(RUNNING);
+    assert!(running.iter().any(|step| step.contains("SEARCH job USING INTEGER PRIMARY KEY")), "{running:#?}");
+    let handled = plan(HANDLED_KINDS);
+    for index in ["birkez_runner_live", "birkez_presence_open (runner=?)"] {
+        assert!(handled.iter().any(|step| step.contains(index)), "{handled:#?}");
+    }
+    assert!(plan(TALLIED).iter().any(|step| step.contains("PRIMARY KEY (slot>?)")), "{:#?}", plan(TALLIED));
+    assert!(plan(ANY_RUNNER).iter().any(|step| step.contains("birkez_runner_live")), "{:#?}", plan(ANY_RUNNER));
+    let range = plan(JOB_RANGE);
+    assert!(range.iter().all(|step| !step.starts_with("SCAN main.birkez_job") || step.contains("INDEX")), "{range:#?}");
+    assert_plan(SAMPLE, "INTEGER PRIMARY KEY (rowid>?)");
+    for sql in [DIED, JOB_KEY, CLAIMS, SCHEDULE_NAME] {
+        assert_plan(sql, "INTEGER PRIMARY KEY (rowid=?)");
+    }
+}

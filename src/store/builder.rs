@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::pen::{Act, Mode, Pen, Rider};
 use crate::platform;
 use crate::schema;
+use crate::telling::{Callback, Event, Teller};
 use crate::trial::Trial;
 
 /// Who waits longer than this for a lock waits for ever.
@@ -37,6 +38,7 @@ pub struct StoreBuilder {
     terms: Terms,
     switch_to_wal: bool,
     accept_engine: bool,
+    on_event: Option<Callback>,
 }
 
 impl StoreBuilder {
@@ -55,6 +57,7 @@ impl StoreBuilder {
             },
             switch_to_wal: false,
             accept_engine: false,
+            on_event: None,
         }
     }
 
@@ -121,6 +124,25 @@ impl StoreBuilder {
         self
     }
 
+    /// Is told what happens through this store, once it is committed: see [`Event`]. Defaults to nobody.
+    ///
+    /// It runs in a thread of its own, one event after another, and may block or call the store; what panics is told
+    /// nothing less. Up to 65,536 events wait for it; those that come on top are counted in
+    /// [`Happened::Skipped`](crate::Happened::Skipped). What must not be lost in a crash is told by a job
+    /// ([`on_dead`](crate::RunnerBuilder::on_dead)). A callback that holds the store itself keeps it open for ever.
+    ///
+    /// ```
+    /// # fn main() -> anyhow::Result<()> {
+    /// # let folder = birkez::testing::TempStore::new()?;
+    /// let store = folder.builder().on_event(|event| println!("{} {:?}", event.what.name(), event.what.job())).open()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_event(mut self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
+        self.on_event = Some(Arc::new(callback));
+        self
+    }
+
     /// Opens the store. A file that is a [backup](Store::backup) becomes a store anew: see [`Store::restore`].
     ///
     /// # Errors
@@ -132,11 +154,16 @@ impl StoreBuilder {
         let busy = self.busy;
         let connection = within(busy, || self.open_connection())?;
         let copied = is_copy(&connection).map_err(|error| explain_open(error, &self.connector.path))?;
-        let pen = Pen::new(self.connector.clone(), connection, Arc::clone(&self.clock), busy);
+        let teller = Teller::new(self.on_event).map_err(|source| {
+            let path = self.connector.path.clone();
+            Error::Io { act: "starting the thread of events for", path, source }
+        })?;
+        let teller = Arc::new(teller);
+        let pen = Pen::new(self.connector.clone(), connection, Arc::clone(&self.clock), busy, Arc::clone(&teller));
         if copied {
             pen.write(ARRIVE, Mode { atomic: true, synced: true, follows: false }, arrive)?;
         }
-        let endings = Arc::new(Endings::new(Arc::clone(&self.clock)));
+        let endings = Arc::new(Endings::new(Arc::clone(&self.clock), teller));
         let rider: Arc<dyn Rider> = Arc::clone(&endings) as _;
         pen.attach(Arc::downgrade(&rider));
         Ok(Store {
@@ -155,6 +182,7 @@ impl StoreBuilder {
                 owner: Mutex::new(None),
                 trial: Trial::default(),
                 watching: Mutex::default(),
+                notices: Mutex::default(),
             }),
         })
     }

@@ -22,6 +22,7 @@ use crate::schema::VERSION;
 use crate::settle::{Claim, Settled};
 use crate::sql;
 use crate::state::State;
+use crate::telling::{attempt_span, started};
 
 const ONCE: Act = Act { name: "once", instead: "once before or after the transaction" };
 /// A repeat must find the first one's claim and its end, whatever happens to the machine in between.
@@ -128,7 +129,10 @@ impl Store {
         self.wait_for_start(&claim);
         let flags = Arc::new(Flags::default());
         let cx = Context::new::<J::Output>(self.clone(), Arc::clone(&claim), Arc::clone(&flags));
-        let result = catch_unwind(AssertUnwindSafe(|| f(&cx)));
+        claim.started.store(self.inner.clock.wall(), Ordering::Release);
+        self.inner.pen.teller().tell_now(self.inner.clock.wall(), || started(&claim));
+        let span = attempt_span(&claim);
+        let result = catch_unwind(AssertUnwindSafe(|| span.in_scope(|| f(&cx))));
         self.inner.trial.end(claim.id);
         if flags.settled.load(Ordering::Acquire) {
             return match result {

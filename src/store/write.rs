@@ -165,6 +165,9 @@ impl Store {
         fence: Option<&Fence>,
     ) -> OpResult<Stored> {
         let mut group = Group::of_host(tx, self.path(), self.inner.clock.wall());
+        if self.inner.pen.is_held_here() {
+            group.listening = self.inner.pen.teller().listening();
+        }
         tx.execute_batch("SAVEPOINT birkez_in")?;
         let stored = store(&mut group, job, compared, false).and_then(|stored| {
             group.check_version().map_err(OpError::Fault)?;
@@ -175,6 +178,9 @@ impl Store {
         // After a full disk there is no transaction left to end.
         if !tx.is_autocommit() {
             tx.execute_batch(ending)?;
+        }
+        if stored.is_ok() {
+            self.inner.pen.keep_news(group.news);
         }
         stored
     }

@@ -1,0 +1,19 @@
+//! What needs attention.
+
+/// The newest deaths stand at the end of the index, unless old jobs have died since: the newest of the last thousand.
+pub(crate) const NEWEST_DEATH: &str = "
+SELECT id, kind, key, error_class, finished_at
+FROM (SELECT id, kind, key, error_class, finished_at FROM main.birkez_job INDEXED BY birkez_job_dead
+      WHERE state = 3 ORDER BY id DESC LIMIT 1000)
+ORDER BY finished_at DESC, id DESC LIMIT 1";
+
+pub(crate) const PARKED_BY_REASON: &str = "
+SELECT reason, count(*) FROM main.birkez_job INDEXED BY birkez_job_parked WHERE state = 1 GROUP BY reason ORDER BY reason";
+
+/// Whether a runner lives by its row and has been heard of lately.
+pub(crate) const ANY_RUNNER: &str = "
+SELECT EXISTS (SELECT 1 FROM main.birkez_runner WHERE ended_at IS NULL AND heard_at >= ?1 - 2 * lease_ms)";
+
+pub(crate) const MISSED_OF: &str = "
+SELECT count(*), coalesce(sum(count), 0), max(last) FROM main.birkez_missed INDEXED BY birkez_missed_attention
+WHERE attention = 1 AND schedule = (SELECT id FROM main.birkez_schedule WHERE name = ?1)";
