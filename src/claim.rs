@@ -8,6 +8,7 @@ use rusqlite::{OptionalExtension, Row, params, params_from_iter};
 
 use crate::enqueue::text;
 use crate::hold::Room;
+use crate::job::{Job, holds_key};
 use crate::ordering::supersede;
 use crate::owner::Owner;
 use crate::pen::Group;
@@ -15,6 +16,7 @@ use crate::retry::RetryPolicy;
 use crate::settle::Claim;
 use crate::sql;
 use crate::telling::is_news;
+use crate::upkeep::meets_its_twin;
 
 /// How many jobs of higher priority may be claimed, or start, in front of a waiting lower one before that one gets a turn.
 pub(crate) const PATIENCE: u32 = 16;
@@ -58,9 +60,28 @@ pub(crate) struct Traits {
     pub at_most_once: bool,
     /// Whether a dead one holds its ordering key back.
     pub holds_key: bool,
+    /// Its present name, and its former ones.
+    pub kind: &'static str,
+    pub former: &'static [&'static str],
 }
 
 impl Traits {
+    pub(crate) fn of<J: Job>() -> Traits {
+        Traits {
+            policy: J::retry(),
+            at_most_once: J::AT_MOST_ONCE,
+            holds_key: holds_key::<J>(),
+            kind: J::KIND,
+            former: J::FORMER_KINDS,
+        }
+    }
+
+    /// All names of the kind, if it has had others.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+        let present = (!self.former.is_empty()).then_some(self.kind);
+        present.into_iter().chain(self.former.iter().copied())
+    }
+
     /// What a crash of this attempt means.
     fn on_crash(&self, attempt: u32, job: &Candidate) -> i64 {
         match (self.at_most_once, job.suspect) {
@@ -248,11 +269,11 @@ fn first(group: &Group<'_>, wish: &Wish<'_>, suspects: bool) -> rusqlite::Result
 pub(crate) fn take(
     group: &mut Group<'_>,
     owner: &Arc<Owner>,
-    candidate: Candidate,
+    mut candidate: Candidate,
     traits: &Traits,
     idempotency: &dyn Fn(&Candidate) -> String,
 ) -> rusqlite::Result<Option<Claim>> {
-    if supersede(group, &candidate)? {
+    if supersede(group, &candidate)? || meets_its_twin(group, &mut candidate, traits)? {
         return Ok(None);
     }
     let attempt = candidate.attempts.saturating_add(1);

@@ -86,6 +86,13 @@ impl NewJob {
         })
     }
 
+    /// Under which names it may be known, if there are more than one. The present name first: where both hold the key, a
+    /// job that was closed for it keeps the former one.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let present = (!self.former.is_empty()).then_some(&*self.kind);
+        present.into_iter().chain(self.former.iter().copied())
+    }
+
     /// A job whose type is not known here: its payload is JSON.
     pub(crate) fn raw(kind: &str, key: String, payload: &str, shape: u32, terms: &Terms) -> Result<NewJob> {
         check_size(kind, &key, payload, terms.payload_limit)?;
@@ -311,7 +318,7 @@ pub(crate) enum Stored {
 
 /// Inserts `job`, or meets the one that has its key. `for_callers` makes it one that no runner claims.
 pub(crate) fn store(group: &mut Group<'_>, job: &NewJob, compared: &Compared, for_callers: bool) -> OpResult<Stored> {
-    for kind in job.former {
+    for kind in job.names() {
         if let Some(known) = find(group, kind, &job.key)? {
             return meet(group, job, known, compared);
         }

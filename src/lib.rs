@@ -92,6 +92,7 @@ mod settle;
 mod ordering;
 mod trial;
 mod telling;
+mod upkeep;
 mod owner;
 
 mod pen;
@@ -131,6 +132,7 @@ pub use self::schedule::{
 pub use self::state::{JobName, JobRef, State};
 pub use self::store::{Attempt, BlockedKey, Filter, History, JobInfo, Page, StepInfo, Store, StoreBuilder};
 pub use self::telling::{Death, Event, EventJob, Happened, Missed};
+pub use self::upkeep::{Compacted, Keep, Kept, Retention, UpkeepReport, WalState};
 pub use self::watch::{Counts, OnChange, Snapshot, Watch};
 #[cfg(feature = "webhook")]
 pub use self::webhook::Webhook;

@@ -12,6 +12,7 @@ mod neighbours;
 mod pace;
 mod round;
 mod stop;
+mod upkeep;
 mod worker;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -332,6 +333,7 @@ impl RunnerBuilder {
         threads.push(plan(&runner.crew, planner)?);
         let runner_id = runner.crew.owner().id;
         runner.crew.tell(|| Happened::RunnerStarted { runner: runner_id });
+        threads.push(upkeep::spawn(&runner.crew)?);
         *runner.threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
         Ok(runner)
     }

@@ -37,6 +37,10 @@ macro_rules! in_line {
     };
 }
 
+// After the condition, which it names too.
+mod upkeep;
+pub(crate) use self::upkeep::*;
+
 /// Whether this program may write, asked of a file whose version is not known yet.
 pub(crate) const VERSION: &str = "SELECT version, oldest_writer FROM main.birkez_version WHERE one = 1";
 

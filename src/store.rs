@@ -37,6 +37,7 @@ use crate::pen::{Act, Mode, Pen};
 use crate::settle::take_back;
 use crate::sql;
 use crate::trial::Trial;
+use crate::upkeep::Retention;
 use crate::watch::Hub;
 
 /// Whoever closes a store does not wait long for another connection.
@@ -68,6 +69,7 @@ pub(crate) struct Inner {
     pub busy: Duration,
     pub lease: Duration,
     pub terms: Terms,
+    pub retention: Retention,
     pool_size: u32,
     pool: OnceLock<r2d2::Pool<SqliteConnectionManager>>,
     owner: Mutex<Option<Arc<Owner>>>,

@@ -44,6 +44,8 @@ pub(super) struct Crew {
     pub bell: Bell,
     /// Wakes the calendar's thread.
     pub calendar_bell: Bell,
+    /// Wakes the upkeep's thread.
+    pub upkeep_bell: Bell,
     /// A run waits for the last one of its schedule to finish.
     pub(super) calendar_waits: Arc<AtomicBool>,
     stage: AtomicU8,
@@ -97,6 +99,7 @@ impl Crew {
             attempts,
             bell: Bell::default(),
             calendar_bell: Bell::default(),
+            upkeep_bell: Bell::default(),
             calendar_waits,
             stage: AtomicU8::new(0),
             unwritten: Arc::default(),
@@ -133,6 +136,7 @@ impl Crew {
         self.stage.fetch_max(stage as u8, Ordering::SeqCst);
         self.bell.ring();
         self.calendar_bell.ring();
+        self.upkeep_bell.ring();
     }
 
     /// Something in the file may have changed without this process's doing.

@@ -15,13 +15,14 @@ use crate::enqueue::{KnownKind, decode};
 use crate::error::{Error, Result};
 use crate::failure::{panicked, safe_text};
 use crate::idempotency;
-use crate::job::{Job, check_kind, holds_key};
+use crate::job::{Job, check_kind};
 use crate::outcome::Ended;
 use crate::presence::Saying;
 use crate::relay::{Message, Relay};
 use crate::settle::Claim;
 use crate::store::Store;
 use crate::store::ended_by;
+use crate::upkeep::Former;
 
 /// Most kinds of a runner: one claim asks for all of them in one statement.
 pub(super) const MAX_KINDS: usize = 400;
@@ -74,7 +75,7 @@ impl Handler {
             shape: J::SHAPE,
             queue: J::QUEUE,
             advice: Sayings::of::<J>().json(),
-            traits: Traits { policy: J::retry(), at_most_once: J::AT_MOST_ONCE, holds_key: holds_key::<J>() },
+            traits: Traits::of::<J>(),
             key_as_is: J::KEY_AS_IS,
             timeout: J::timeout(),
             known: KnownKind::of::<J>(),
@@ -137,6 +138,15 @@ impl Handlers {
 
     pub(super) fn of(&self, kind: &str) -> Option<&Handler> {
         self.by_name.get(kind).map(|&at| &self.handlers[at])
+    }
+
+    /// All former names, with the present ones.
+    pub(super) fn former_names(&self) -> Vec<Former> {
+        let of = |handler: &Handler| {
+            let present = handler.kind.to_owned();
+            handler.former.iter().map(move |&name| Former { name: name.to_owned(), present: present.clone() })
+        };
+        self.handlers.iter().flat_map(of).filter(|former| former.name != former.present).collect()
     }
 
     /// The shape of each kind's payload.

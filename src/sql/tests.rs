@@ -127,6 +127,32 @@ fn nobody_walks_a_line() {
 }
 
 #[test]
+fn upkeep_goes_from_number_to_number_and_from_key_to_key() {
+    let by_number = "INTEGER PRIMARY KEY";
+    for sql in
+        [FINISHED_FROM, DONE_BEFORE, FINISHED_JOB, RETIRE, REMOVE_JOB, OLD_DEEDS, DEEDS_UP_TO, OLD_MISSED, DROP_MISSED]
+    {
+        assert_plan(sql, by_number);
+    }
+    for sql in [OLD_REQUESTS, DROP_REQUEST, OLD_PRESENCE, DROP_PRESENCE, DROP_DEED, RENAME, CLOSE_TWIN] {
+        assert_plan(sql, by_number);
+    }
+    assert_plan(DEAD_BEYOND, "birkez_job_dead (state=?)");
+    assert_plan(CANCELLED_BEYOND, "birkez_job_cancelled (state=?)");
+    assert_plan(DROP_KEPT_PAYLOADS, "birkez_event_job_of (job_id=?)");
+    for sql in [DROP_STEPS, DROP_ATTEMPTS] {
+        assert_plan(sql, "PRIMARY KEY (job_id=?)");
+    }
+    for sql in [DROP_PROGRESS, DROP_TOUCHED, DROP_LINK, KEEP_TURN, DROP_SLOT, OLD_SLOTS] {
+        assert!(plan(sql).iter().all(|step| !walks(step)), "{:#?}", plan(sql));
+    }
+    assert!(plan(FINISHED_JOB).iter().any(|step| step.contains("birkez_job_line (ordering_key=?")));
+    assert_plan(LINKS_FROM, "PRIMARY KEY ((schedule,occurrence,job_id)>(?,?,?))");
+    assert_plan(JOBS_NAMED, "sqlite_autoindex_birkez_job_1 (kind=? AND key>?)");
+    assert_plan(TWIN, "sqlite_autoindex_birkez_job_1 (kind=? AND key=?)");
+}
+
+#[test]
 fn the_living_are_found_without_a_look_at_the_dead() {
     // The index holds nobody else, so that walking it is right.
     assert_eq!(plan(LIVE_RUNNERS), ["SCAN main.birkez_runner USING INDEX birkez_runner_live"]);

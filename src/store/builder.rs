@@ -18,6 +18,7 @@ use crate::platform;
 use crate::schema;
 use crate::telling::{Callback, Event, Teller};
 use crate::trial::Trial;
+use crate::upkeep::{Retention, give_back_in_steps, settle_ownership};
 
 /// Who waits longer than this for a lock waits for ever.
 const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
@@ -36,6 +37,7 @@ pub struct StoreBuilder {
     busy: Duration,
     lease: Duration,
     terms: Terms,
+    retention: Retention,
     switch_to_wal: bool,
     accept_engine: bool,
     on_event: Option<Callback>,
@@ -55,6 +57,7 @@ impl StoreBuilder {
                 origin: format!("app {}", platform::program_name()),
                 secret: Vec::new(),
             },
+            retention: Retention::default(),
             switch_to_wal: false,
             accept_engine: false,
             on_event: None,
@@ -109,6 +112,14 @@ impl StoreBuilder {
     /// Runs first on every connection that birkez opens, such as for a host's `PRAGMA key`. Defaults to nothing.
     pub fn on_connect(mut self, hook: impl Fn(&Connection) -> rusqlite::Result<()> + Send + Sync + 'static) -> Self {
         self.connector.hook = Some(Arc::new(hook));
+        self
+    }
+
+    /// What is kept of what is over, and for how long. Runners of this store see to it by themselves; so does
+    /// [`Store::upkeep`]. Of several processes with different rules the strictest counts. Defaults to
+    /// [`Retention::default`].
+    pub fn retention(mut self, retention: Retention) -> Self {
+        self.retention = retention;
         self
     }
 
@@ -177,6 +188,7 @@ impl StoreBuilder {
                 busy,
                 lease: self.lease,
                 terms: self.terms,
+                retention: self.retention,
                 pool_size: self.pool_size,
                 pool: OnceLock::new(),
                 owner: Mutex::new(None),
@@ -200,6 +212,7 @@ impl StoreBuilder {
         let connection = self.connector.open().map_err(|error| explain_open(error, path))?;
         self.ensure_wal(&connection)?;
         schema::prepare(&connection, path)?;
+        settle_ownership(&connection).map_err(|error| explain_open(error, path))?;
         Ok(connection)
     }
 
@@ -222,7 +235,10 @@ impl StoreBuilder {
                 {
                     return Err(Error::NotWal { path: path.clone(), mode });
                 }
-                (Some(_), Some(_)) => {
+                (Some(_), Some(pages)) => {
+                    if pages == 0 {
+                        give_back_in_steps(connection).map_err(explain)?;
+                    }
                     let switched = journal_mode(connection, "PRAGMA main.journal_mode = WAL").or_else(busy_is_none);
                     if switched.map_err(explain)?.as_deref() == Some("wal") {
                         return Ok(());

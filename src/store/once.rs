@@ -13,7 +13,7 @@ use crate::endings::Ending;
 use crate::enqueue::{Answer, Compared, Known, NewJob, Stored, store};
 use crate::error::{Error, Result};
 use crate::failure::{Class, is_untouched, panic_text, text_of, verdict_of};
-use crate::job::{Job, holds_key};
+use crate::job::Job;
 use crate::outcome::{Ended, Next, decide};
 use crate::owner::{Holder, Owner, find_gone, reap};
 use crate::pen::{Act, Group, Mode, OpResult};
@@ -80,7 +80,7 @@ impl Store {
         }
         let new = NewJob::encode(job, &self.inner.terms)?;
         // Before anything is claimed: it is the user's, and may panic.
-        let traits = Traits { policy: J::retry(), at_most_once: J::AT_MOST_ONCE, holds_key: holds_key::<J>() };
+        let traits = Traits::of::<J>();
         match self.claim_for_caller(&new, &traits)? {
             Turn::Claimed(claim) => self.run_for_caller::<J>(Arc::new(*claim), traits.policy, f),
             Turn::Known(answer) => answer_caller::<J>(&answer.row, &new.key),
@@ -256,7 +256,11 @@ fn claim_or_answer(
             let idempotency = |_: &Candidate| job.idempotency.clone().unwrap_or_default();
             match take(group, owner, candidate(&answer.row, job), traits, &idempotency)? {
                 Some(claim) => Turn::Claimed(Box::new(claim)),
-                None => Turn::Known(answer),
+                // Another job stays that holds the key under another name.
+                None => match store(group, job, compared, true)? {
+                    Stored::Answered(answer) => Turn::Known(answer),
+                    Stored::MustCompare(question) => return Ok(Err(vec![question])),
+                },
             }
         }
         _ => Turn::Known(answer),
