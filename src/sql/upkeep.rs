@@ -193,7 +193,3 @@ WHERE id = ?1 AND (state < 2 OR state = 3) AND NOT EXISTS (SELECT 1 FROM main.bi
 pub(crate) const IS_OWN_FILE: &str = "
 SELECT NOT EXISTS (SELECT 1 FROM main.sqlite_schema
                    WHERE type = 'table' AND name NOT LIKE 'birkez\\_%' ESCAPE '\\' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\')";
-
-pub(crate) const SPACE: &str = "
-SELECT (SELECT page_size FROM pragma_page_size), (SELECT page_count FROM pragma_page_count('main')),
-       (SELECT freelist_count FROM pragma_freelist_count('main')), (SELECT auto_vacuum FROM pragma_auto_vacuum('main'))";

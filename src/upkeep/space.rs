@@ -54,8 +54,11 @@ struct Pages {
 
 impl Pages {
     fn of(connection: &Connection) -> rusqlite::Result<Pages> {
-        connection.prepare_cached(sql::SPACE)?.query_row([], |row| {
-            Ok(Pages { size: row.get(0)?, all: row.get(1)?, free: row.get(2)?, in_steps: row.get::<_, i64>(3)? == 2 })
+        Ok(Pages {
+            size: ask(connection, "PRAGMA main.page_size")?,
+            all: ask(connection, "PRAGMA main.page_count")?,
+            free: ask(connection, "PRAGMA main.freelist_count")?,
+            in_steps: ask(connection, "PRAGMA main.auto_vacuum")? == 2,
         })
     }
 
@@ -132,7 +135,9 @@ impl Store {
     pub fn compact(&self) -> Result<Compacted> {
         self.inner.pen.refuse_inside(COMPACT)?;
         let mut work = Work::new(self, 1, &|| true);
-        let pages = |work: &mut Work<'_>| work.beside().and_then(|file| Pages::of(file).map_err(|e| self.failed(&e)));
+        let pages = |work: &mut Work<'_>| {
+            work.beside().and_then(|file| Pages::of(file).map_err(|e| self.failed(COMPACT.name, &e)))
+        };
         let before = pages(&mut work)?;
         if before.in_steps {
             give_back(&mut work, 0)?;
@@ -146,7 +151,7 @@ impl Store {
     }
 
     fn write_anew(&self) -> Result<()> {
-        let failed = |error: rusqlite::Error| self.failed(&error);
+        let failed = |error: rusqlite::Error| self.failed(COMPACT.name, &error);
         let connection = self.inner.connector.open().map_err(failed)?;
         within(self.inner.busy, || {
             // Not in memory: it is as large as the file.
@@ -159,8 +164,8 @@ impl Store {
         .map_err(failed)
     }
 
-    fn failed(&self, error: &rusqlite::Error) -> Error {
-        StorageFault::from_sqlite(error, self.path()).to_error(COMPACT.name)
+    fn failed(&self, act: &'static str, error: &rusqlite::Error) -> Error {
+        StorageFault::from_sqlite(error, self.path()).to_error(act)
     }
 
     fn log_size(&self) -> u64 {
@@ -173,7 +178,7 @@ impl Store {
 /// Gives back what is more than a reserve, and cuts the log.
 pub(super) fn tidy(work: &mut Work<'_>) -> Result<()> {
     let store = work.store;
-    let pages = Pages::of(work.beside()?).map_err(|error| store.failed(&error))?;
+    let pages = Pages::of(work.beside()?).map_err(|error| store.failed(UPKEEP.name, &error))?;
     let reserve = RESERVE.max(pages.all / RESERVED_PART);
     if pages.in_steps && pages.free > reserve {
         give_back(work, reserve)?;
@@ -232,7 +237,7 @@ fn checkpoint(work: &mut Work<'_>, sql: &str, patience: Duration) -> Result<Take
     let store = work.store;
     let row = |row: &rusqlite::Row<'_>| Ok(Taken { all: row.get(1)?, done: row.get(2)? });
     let file = work.beside()?;
-    within(patience, || file.query_row(sql, [], row)).map_err(|error| store.failed(&error))
+    within(patience, || file.query_row(sql, [], row)).map_err(|error| store.failed(UPKEEP.name, &error))
 }
 
 /// Cuts a log that has become large, and says if a reader keeps it from being cut.
