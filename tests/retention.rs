@@ -359,7 +359,7 @@ fn a_pruned_occurrence_never_fires_again() {
     assert_eq!(desk.ask::<i64>("SELECT count(*) FROM birkez_occurrence"), 5);
     // Whatever could make them fire again: a back-fill, a clock set back, a program that starts anew.
     let (from, to) = ("2026-05-30".parse().unwrap(), "2026-06-04".parse().unwrap());
-    desk.store.backfill_schedule("daily", from, to).unwrap();
+    desk.store.backfill_schedule("daily", from, to, "Ada").unwrap();
     desk.clock.set(before - DAY * 3);
     daily(&desk).drain().unwrap();
     desk.clock.set(before);
