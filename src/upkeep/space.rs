@@ -186,40 +186,50 @@ pub(super) fn tidy(work: &mut Work<'_>) -> Result<()> {
     cut_log(work)
 }
 
-/// Gives freed pages back until so many are left.
+/// Gives freed pages back until so many are left, fewer at a time on a disk that is nearly full.
 fn give_back(work: &mut Work<'_>, leave: i64) -> Result<()> {
     const MODE: Mode = Mode { atomic: false, synced: false, follows: true };
+    let mut pages = PAGES;
     while work.goes_on() {
-        let (given, held) = work.store.inner.pen.write(UPKEEP, MODE, move |group| {
+        let given = work.store.inner.pen.write(UPKEEP, MODE, move |group| {
             let held = Stopwatch::start();
-            let free = || ask(group.tx(), "PRAGMA main.freelist_count");
             let mut given = 0;
-            while held.elapsed() < BRIEF {
-                let before = free()?;
-                let most = (before - leave).min(PAGES);
-                if most <= 0 {
-                    break;
-                }
-                // Run to its end: each of its steps gives back one page.
-                let mut steps = group.tx().prepare(&format!("PRAGMA main.incremental_vacuum({most})"))?;
-                let mut rows = steps.raw_query();
-                while rows.next()?.is_some() {}
-                let now = before - free()?;
-                given += now;
-                if now <= 0 {
-                    break;
+            loop {
+                let some = give_back_some(group.tx(), pages, leave)?;
+                given += some;
+                if some == 0 || pages < PAGES || held.elapsed() > BRIEF {
+                    return Ok((given, held));
                 }
             }
-            Ok((given, held))
-        })?;
-        if given <= 0 {
-            break;
+        });
+        match given {
+            Ok((0, _)) => break,
+            Ok((given, held)) => {
+                work.report.pages_given_back += given;
+                work.count(held.elapsed());
+            }
+            // The log has no room for as much.
+            Err(Error::DiskFull { .. }) if pages > 1 => pages = (pages / 8).max(1),
+            Err(error) => return Err(error),
         }
-        work.report.pages_given_back += u64::try_from(given).unwrap_or(0);
-        work.count(held.elapsed());
         take_over_log(work)?;
     }
     Ok(())
+}
+
+/// Gives back at most so many pages; answers how many it were.
+fn give_back_some(tx: &Connection, pages: i64, leave: i64) -> rusqlite::Result<u64> {
+    let free = || ask(tx, "PRAGMA main.freelist_count");
+    let before = free()?;
+    let most = (before - leave).min(pages);
+    if most <= 0 {
+        return Ok(0);
+    }
+    // Run to its end: each of its steps gives back one page.
+    let mut steps = tx.prepare(&format!("PRAGMA main.incremental_vacuum({most})"))?;
+    let mut rows = steps.raw_query();
+    while rows.next()?.is_some() {}
+    Ok(u64::try_from(before - free()?).unwrap_or(0))
 }
 
 /// How far a checkpoint came: pages in the log, and those of them that are in the file.
