@@ -25,6 +25,8 @@ use crate::store::Store;
 
 /// Most occurrences of a day that are told of.
 const MOST: usize = 1_000;
+/// The verb of the deed.
+const PAUSE: &str = "pause schedule";
 /// A runner looks at least as often as this.
 const LOOKS: TimeDelta = TimeDelta::seconds(60);
 
@@ -186,7 +188,7 @@ impl View<'_> {
         };
         let fate = match reason.as_str() {
             "paused" => {
-                let by = self.deed("pause schedule", at)?;
+                let by = self.deed(PAUSE, at)?;
                 return Ok(Some(vec![Fate::Paused { since: by.as_ref().map(|by| by.at), by }]));
             }
             "changed" => return Ok(Some(vec![Fate::Changed { at }])),
@@ -247,8 +249,7 @@ impl View<'_> {
         let row = &self.row;
         let mut fates = Vec::new();
         if let Some(at) = row.paused_at.map(instant) {
-            let by = self.deed("pause schedule", at)?;
-            fates.push(Fate::Paused { since: Some(at), by });
+            fates.push(Fate::Paused { since: Some(at), by: self.paused_by(at)? });
         }
         fates.extend(row.orphaned_at.map(|at| Fate::Orphaned { since: instant(at) }));
         if self.subject().held_by(self.tx, self.database, self.now.timestamp_millis())? == 0 {
@@ -261,6 +262,13 @@ impl View<'_> {
             fates.push(Fate::Failing { text, failures: row.failures, try_at: row.try_at.map(instant) });
         }
         Ok(fates)
+    }
+
+    /// Who has paused it. What was paused otherwise than by a deed, such as by a restore, has no reason on record.
+    fn paused_by(&self, at: DateTime<Utc>) -> rusqlite::Result<Option<DeedRef>> {
+        let known = self.deed(PAUSE, at)?.filter(|deed| deed.at == at);
+        let row = self.row.paused_by.clone();
+        Ok(known.or_else(|| row.map(|who| DeedRef { verb: PAUSE.to_owned(), who, at, why: None })))
     }
 
     /// An open request that it is in.
