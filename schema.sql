@@ -314,7 +314,7 @@ CREATE TABLE birkez_kind (
     kind    TEXT PRIMARY KEY,
     queue   TEXT NOT NULL,
     goes_by TEXT,                -- its present name, if this is a former one
-    advice  TEXT,                -- JSON: by class of failure, what to do before a replay
+    advice  TEXT,                -- JSON: how many attempts it allows; by class of failure, what to do before a replay
     said_at INTEGER NOT NULL
 ) WITHOUT ROWID;
 

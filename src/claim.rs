@@ -219,8 +219,8 @@ fn candidates(group: &Group<'_>, wish: &Wish<'_>) -> rusqlite::Result<Vec<Candid
     Ok(finds.found)
 }
 
-/// Reads on in order; true if it has met a kind that has come to its limit, and others may follow. It stops at the first that may not be claimed ahead: passing it over would start
-/// what comes after it first.
+/// Reads on in order; true if it has met a kind that has come to its limit, and others may follow. It stops at the first
+/// that may not be claimed ahead: passing it over would start what comes after it first.
 fn find_more(group: &Group<'_>, wish: &Wish<'_>, kinds: &[String], finds: &mut Finds) -> rusqlite::Result<bool> {
     let before = finds.found.len();
     let mut statement = group.statement(&sql::candidates(kinds.len(), false))?;

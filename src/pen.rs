@@ -8,6 +8,7 @@ mod closure;
 mod gaps;
 mod group;
 mod line;
+mod rider;
 mod sums;
 
 use std::cell::{Cell, RefCell};
@@ -22,6 +23,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use self::gaps::Gaps;
 pub(crate) use self::group::{Group, OpError, OpResult};
 use self::line::{Line, Slot, Turn};
+pub(crate) use self::rider::Rider;
 use crate::clock::{Clock, Stopwatch};
 use crate::connect::{Connector, Durability, waited_for_others, within};
 use crate::error::{Error, Result};
@@ -50,35 +52,6 @@ pub(crate) struct Mode {
     pub follows: bool,
 }
 
-/// What rides along in every transaction, and is told of the outcome.
-pub(crate) trait Rider: Send + Sync {
-    /// After BEGIN, before any operation.
-    fn open(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
-        let _ = group;
-        Ok(())
-    }
-
-    /// After all operations, before COMMIT.
-    fn close(&self, group: &mut Group<'_>) -> rusqlite::Result<()> {
-        let _ = group;
-        Ok(())
-    }
-
-    /// A transaction that is not the pen's will store a job under this number, if it commits.
-    fn expect(&self, job: i64) {
-        let _ = job;
-    }
-
-    /// Something else than a job waits to be written.
-    fn wake(&self) {}
-
-    /// The transaction has changed something, and is committed.
-    fn stored(&self) {}
-
-    /// After the transaction, or the failure to begin one, and before anybody is answered.
-    fn committed(&self, outcome: Result<(), &StorageFault>);
-}
-
 pub(crate) struct Pen {
     connector: Connector,
     clock: Arc<dyn Clock>,
@@ -101,9 +74,6 @@ struct Writer {
     connection: Connection,
     gaps: Gaps,
 }
-
-/// All riders of this process, by file: a program may open a file more than once.
-static RIDERS: Mutex<Vec<(PathBuf, Weak<dyn Rider>)>> = Mutex::new(Vec::new());
 
 thread_local! {
     /// Pens whose transaction is open in a closure further up this thread's stack.
@@ -172,35 +142,10 @@ impl Pen {
         &self.connector.path
     }
 
-    /// From now on `rider` is in every transaction, for as long as it lives.
-    pub(crate) fn attach(&self, rider: Weak<dyn Rider>) {
-        let mut riders = self.riders.write().unwrap_or_else(PoisonError::into_inner);
-        riders.retain(|rider| rider.strong_count() > 0);
-        riders.push(Weak::clone(&rider));
-        let mut all = RIDERS.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|(_, rider)| rider.strong_count() > 0);
-        all.push((self.path().clone(), rider));
-    }
-
     /// Whether this thread is inside a closure that holds this pen.
     pub(crate) fn is_held_here(&self) -> bool {
         let me = std::ptr::from_ref(self).addr();
         HELD.with_borrow(|held| held.contains(&me))
-    }
-
-    /// A job was stored in a transaction that is open: in a closure's, whose commit tells everybody by itself, or in one of
-    /// the host's.
-    pub(crate) fn expect(&self, job: i64, run_at: i64) {
-        if self.is_held_here() {
-            STORED.set(Some(STORED.get().map_or(run_at, |known| known.min(run_at))));
-            return;
-        }
-        let all = RIDERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let here: Vec<_> = all.iter().filter(|(path, _)| path == self.path()).cloned().collect();
-        drop(all);
-        for rider in here.iter().filter_map(|(_, rider)| rider.upgrade()) {
-            rider.expect(job);
-        }
     }
 
     /// What happened in a transaction that is not the pen's own: told with the closure's that holds the pen here. What
@@ -214,10 +159,6 @@ impl Pen {
     /// From now on, or no longer, transactions take little along.
     pub(crate) fn be_brief(&self, brief: bool) {
         self.brief.store(brief, Ordering::Release);
-    }
-
-    pub(crate) fn wake_riders(&self) {
-        self.each_rider(|rider| rider.wake());
     }
 
     /// Writes `op` in a transaction with whatever else is waiting, by whichever thread holds the pen then. When this
@@ -400,7 +341,7 @@ impl Pen {
             self.take_followers(&mut group, followers, synced)?;
             self.let_ride(&mut group, |rider, group| rider.close(group))?;
             group.write_counts().map_err(fault)?;
-            self.changed.store(tx.total_changes() != rows, Ordering::Release);
+            self.changed.store(tx.total_changes() != rows + group.quiet, Ordering::Release);
             *news = std::mem::take(&mut group.news);
             tx.commit().map_err(|error| unknown(fault(error), act))
         })();
@@ -439,28 +380,6 @@ impl Pen {
             }
         }
         Ok(())
-    }
-
-    fn let_ride(
-        &self,
-        group: &mut Group<'_>,
-        part: fn(&dyn Rider, &mut Group<'_>) -> rusqlite::Result<()>,
-    ) -> Result<(), StorageFault> {
-        let mut outcome = Ok(());
-        self.each_rider(|rider| {
-            if outcome.is_ok() {
-                outcome = part(rider, group).map_err(|error| StorageFault::from_sqlite(&error, self.path()));
-            }
-        });
-        outcome
-    }
-
-    fn each_rider(&self, mut f: impl FnMut(&dyn Rider)) {
-        for rider in self.riders.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            if let Some(rider) = rider.upgrade() {
-                f(&*rider);
-            }
-        }
     }
 }
 

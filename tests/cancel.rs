@@ -52,6 +52,7 @@ fn state(store: &Store, id: i64) -> State {
 
 /// Runs until it is told to stop, and then ends as its name says.
 fn until_stopped(work: Work, cx: &Context) -> anyhow::Result<()> {
+    cx.progress(0, 1, "begun")?;
     while !cx.is_cancelled() {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -117,7 +118,9 @@ fn a_running_job_that_is_asked_to_stop_ends_as_cancelled_however_it_fails_and_as
     let runner = Runner::builder(&store).workers(6).handle(until_stopped).start().unwrap();
     let names = ["fails", "permanent", "parks", "panics", "done"];
     let ids = names.map(|name| enqueue(&store, name));
-    wait_until("all run", || ids.iter().all(|&id| state(&store, id) == State::Running));
+    // What is claimed and has not begun would not be asked, but called off.
+    let has_begun = |id: i64| store.job(id).unwrap().unwrap().progress.is_some();
+    wait_until("all have begun", || ids.iter().all(|&id| has_begun(id)));
     let asked = store.cancel(Filter::all().kind("work"), "Ada").unwrap();
     assert!(asked.len() == 5 && asked.iter().all(|job| job.was == State::Running && job.payload.is_none()));
     assert!(store.cancel(Filter::all().kind("work"), "Ada").unwrap().is_empty(), "asked once");

@@ -75,6 +75,8 @@ pub(crate) struct Group<'a> {
     pub holds_moved: bool,
     /// Whether a lease has ended in it.
     pub settled: bool,
+    /// Rows that it has changed and nobody waits for: whose turn the upkeep is.
+    pub quiet: u64,
     /// Whether it is to take little along, so that it is over soon.
     pub brief: bool,
     /// Whether its COMMIT is synced.
@@ -114,6 +116,7 @@ impl<'a> Group<'a> {
             holds: None,
             holds_moved: false,
             settled: false,
+            quiet: 0,
             brief: false,
             synced: false,
             freed: 0,

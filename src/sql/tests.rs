@@ -230,7 +230,7 @@ fn whoever_watches_looks_at_no_finished_job_but_the_newest() {
     for sql in [COUNT_OPEN, DIGEST] {
         assert!(walks_jobs(sql).is_empty(), "{:#?} of {sql}", plan(sql));
     }
-    assert_eq!(plan(BEATS), ["SCAN main.birkez_runner USING INDEX birkez_runner_live"]);
+    assert!(plan(BEATS).contains(&"SCAN main.birkez_runner USING INDEX birkez_runner_live".to_owned()));
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use super::JOB_COLUMNS;
 
 /// What is raised by those commits that change nothing for anybody.
-pub(crate) const BEATS: &str = "SELECT coalesce(sum(beat), 0) FROM main.birkez_runner WHERE ended_at IS NULL";
+pub(crate) const BEATS: &str = "
+SELECT (SELECT coalesce(sum(beat), 0) FROM main.birkez_runner WHERE ended_at IS NULL)
+     + (SELECT coalesce(sum(at), 0) FROM main.birkez_upkeep)";
 
 /// What other commits change, as far as a few reads of small tables and of the ends of indices show it.
 pub(crate) const DIGEST: &str = "

@@ -80,13 +80,15 @@ impl Turn {
             }
             let place = stored.map_or(0, |(_, place)| place).max(0);
             group.statement(sql::TAKE_TURN)?.execute(params![what, group.now, place])?;
+            group.quiet += 1;
             Ok(Some(Turn { what, at: group.now, place }))
         })
     }
 
     /// Notes how far it is. False if somebody else has taken it over.
-    fn note(&mut self, group: &Group<'_>, place: i64) -> rusqlite::Result<bool> {
+    fn note(&mut self, group: &mut Group<'_>, place: i64) -> rusqlite::Result<bool> {
         let noted = group.statement(sql::KEEP_TURN)?.execute(params![self.what, self.at, group.now, place])?;
+        group.quiet += u64::try_from(noted).unwrap_or(0);
         (self.at, self.place) = (group.now, place);
         Ok(noted == 1)
     }
