@@ -296,7 +296,7 @@ fn no_payload_gets_into_the_log_at_any_level() {
             clock.advance(Duration::from_secs(86_400));
         }
         store.release(Filter::parked_for("auth"), "Ada").unwrap();
-        store.replay(Filter::dead(), Replay::new(), "Ada").unwrap();
+        store.replay(Filter::dead(), Replay::new().everything(), "Ada").unwrap();
         drain.drain().unwrap();
         store.discard(Filter::dead(), "Ada").unwrap();
         let conflict = store.enqueue(&Post { secret: format!("{SECRET}!"), ..secret("fine") });

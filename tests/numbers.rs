@@ -144,8 +144,7 @@ fn every_number_is_that_of_the_rows_after_every_step() {
     desk.check();
     desk.drain();
     desk.check();
-    let replayed =
-        desk.store.replay(Filter::state(birkez::State::Cancelled).key_prefix("later"), Replay::new(), "Ada").unwrap();
+    let replayed = desk.store.replay(later, Replay::new(), "Ada").unwrap();
     assert_eq!(replayed.replayed.len(), 1);
     desk.check();
     desk.drain();
