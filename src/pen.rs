@@ -4,6 +4,7 @@
 //! up meanwhile, commits once, and answers them. Then it hands the pen to the first of those who came later. Nobody waits
 //! to fill a batch; under load the batches fill themselves, and one sync serves many.
 
+mod busy;
 mod closure;
 mod gaps;
 mod group;
@@ -12,7 +13,6 @@ mod rider;
 mod sums;
 
 use std::cell::{Cell, RefCell};
-
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError, Weak};
@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
+use self::busy::Busy;
 use self::gaps::Gaps;
 pub(crate) use self::group::{Group, OpError, OpResult};
 use self::line::{Line, Slot, Turn};
@@ -28,7 +29,6 @@ use crate::clock::{Clock, Stopwatch};
 use crate::connect::{Connector, Durability, waited_for_others, within};
 use crate::error::{Error, Result};
 use crate::fault::StorageFault;
-use crate::numbers::BusyWaits;
 use crate::telling::{Event, Teller};
 
 /// Most operations that one transaction holds; what lines up later is for the next.
@@ -66,8 +66,8 @@ pub(crate) struct Pen {
     /// Whether the last transaction has changed a row.
     changed: AtomicBool,
     teller: Arc<Teller>,
-    /// Transactions that met a locked file, and the microseconds that they have waited.
-    busy_waits: [AtomicU64; 2],
+    /// How its transactions have waited for other connections.
+    pub(crate) busy_waits: Busy,
 }
 
 struct Writer {
@@ -103,7 +103,7 @@ impl Pen {
             riders: RwLock::default(),
             changed: AtomicBool::new(false),
             teller,
-            busy_waits: Default::default(),
+            busy_waits: Busy::default(),
         }
     }
 
@@ -126,12 +126,6 @@ impl Pen {
         };
         let ask = writer.connection.prepare_cached("PRAGMA data_version");
         Some(ask.and_then(|mut ask| ask.query_row([], |row| row.get(0))))
-    }
-
-    /// How its transactions have waited for other connections.
-    pub(crate) fn busy_waits(&self) -> BusyWaits {
-        let [count, time] = self.busy_waits.each_ref().map(|sum| sum.load(Ordering::Relaxed));
-        BusyWaits { count, time: Duration::from_micros(time) }
     }
 
     pub(crate) fn teller(&self) -> &Teller {
@@ -321,7 +315,7 @@ impl Pen {
             let (begun, busy) = waited_for_others(|| {
                 within(left, || Transaction::new_unchecked(connection, TransactionBehavior::Immediate))
             });
-            self.note_busy(busy);
+            self.busy_waits.note(busy);
             let tx = begun.map_err(|error| with_wait(fault(error), waited))?;
             held = Some(Stopwatch::start());
             let rows = tx.total_changes();
@@ -356,13 +350,6 @@ impl Pen {
             connection.execute_batch(self.connector.durability.pragma()).map_err(fault)?;
         }
         outcome
-    }
-
-    fn note_busy(&self, waited: Duration) {
-        if !waited.is_zero() {
-            self.busy_waits[0].fetch_add(1, Ordering::Relaxed);
-            self.busy_waits[1].fetch_add(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        }
     }
 
     fn take_followers(

@@ -54,7 +54,7 @@ impl Store {
         let now = self.inner.clock.wall();
         let mut stats = self.read("reading the numbers", |tx| read_stats(tx, now, window))?;
         stats.file.wal = wal_size(self.path());
-        stats.busy = self.inner.pen.busy_waits();
+        stats.busy = self.inner.pen.busy_waits.told();
         Ok(stats)
     }
 }
