@@ -51,7 +51,7 @@ impl Store {
     }
 
     /// Sets the counts to what the rows say; answers what it has set. It reads every job in one transaction, and holds the
-    /// writer lock meanwhile: about half a second for a million jobs.
+    /// writer lock meanwhile: over a second for a million jobs.
     ///
     /// # Errors
     ///
