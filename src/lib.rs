@@ -62,17 +62,19 @@ pub use rusqlite;
 
 mod job;
 mod store;
-mod act;
-mod hold;
-mod advice;
-mod explain;
-mod watch;
-mod copy;
-mod numbers;
-mod health;
 mod enqueue;
 mod fingerprint;
 mod idempotency;
+
+// What people do to jobs, and what they ask.
+mod act;
+mod hold;
+mod explain;
+mod advice;
+mod watch;
+mod health;
+mod numbers;
+mod copy;
 
 mod schedule;
 pub mod calendar;
