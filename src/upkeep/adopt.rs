@@ -42,7 +42,7 @@ pub(super) fn adopt(work: &mut Work<'_>, former: &Former, mut turn: Option<&mut 
     Ok(())
 }
 
-fn adopt_one(group: &mut Group<'_>, former: &Former, key: &String, report: &mut UpkeepReport) -> rusqlite::Result<()> {
+fn adopt_one(group: &mut Group<'_>, former: &Former, key: &str, report: &mut UpkeepReport) -> rusqlite::Result<()> {
     if group.statement(sql::IS_HELD)?.query_row([&former.name], |row| row.get(0))? {
         return Ok(());
     }
