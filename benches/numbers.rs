@@ -1,9 +1,10 @@
-//! What numbers and health cost in a file with a million finished jobs: `cargo bench --bench numbers`.
+//! What numbers, health, lists and explanations cost in a file with a million finished jobs: `cargo bench --bench numbers`.
 
 use std::time::{Duration, Instant};
 
 use birkez::rusqlite::Connection;
 use birkez::testing::TempStore;
+use birkez::{Filter, Page, State};
 
 /// A million done jobs, a thousand of each other sort, and a day of tallies of five kinds.
 const FILL: &str = "
@@ -35,6 +36,14 @@ fn main() {
     measure("stats, the last hour", || drop(store.stats().unwrap()));
     measure("stats, a day", || drop(store.stats_over(Duration::from_secs(86_400)).unwrap()));
     measure("health", || drop(store.health().unwrap()));
+    let dead = Filter::dead().kind("kind-3").error_contains("no route");
+    let page = || store.list(&Filter::dead().kind("kind-3"), Page::first(50)).unwrap();
+    measure("a page of dead letters", || drop(page()));
+    measure("dead letters by text", || drop(store.list(&dead, Page::first(50)).unwrap()));
+    let (done, dead) = (1, page()[0].id);
+    let waits = store.list(&Filter::state(State::Waiting), Page::first(1)).unwrap()[0].id;
+    measure("explain, 3 jobs", || [done, dead, waits].into_iter().for_each(|job| drop(store.explain(job).unwrap())));
+    measure("snapshot", || drop(store.snapshot(50).unwrap()));
     measure("metrics", || drop(store.metrics().unwrap()));
     let began = Instant::now();
     assert!(store.check_counts().unwrap().is_empty());

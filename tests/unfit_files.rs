@@ -109,9 +109,9 @@ fn a_damaged_file_is_refused_and_never_repaired() {
     let path = harmed(&folder, |bytes| bytes.truncate(bytes.len() / 2));
     assert_refused(path, "DAMAGED", &salvage, || Store::open(path));
 
-    // In birkez's own file the second page is the version's.
+    // In a file that birkez has made the second page maps pages to their parents; the third is the version's.
     let folder = TempStore::new().unwrap();
-    let path = harmed(&folder, |bytes| bytes[4096..8192].fill(0xA5));
+    let path = harmed(&folder, |bytes| bytes[8192..12288].fill(0xA5));
     assert_refused(path, "DAMAGED", &salvage, || Store::open(path));
 
     let folder = TempStore::new().unwrap();
