@@ -29,6 +29,7 @@ pub(crate) use self::space::{give_back_in_steps, settle_ownership};
 use self::turn::{Turn, is_turn};
 pub(crate) use self::twins::meets_its_twin;
 use self::work::Work;
+use crate::clock::Stopwatch;
 use crate::error::Result;
 use crate::pen::Act;
 use crate::sql;
@@ -41,7 +42,6 @@ const WALK: Duration = Duration::from_secs(600);
 const WHOLE: Duration = Duration::from_secs(86_400);
 const RECORDS: Duration = Duration::from_secs(6 * 3_600);
 const NAMES: Duration = Duration::from_secs(300);
-const SPACE: Duration = Duration::from_secs(600);
 /// How much longer the lock is left free than it was held, in a thread of a runner's.
 const EASE: u32 = 4;
 
@@ -108,12 +108,18 @@ impl Store {
         Ok(work.end())
     }
 
-    /// What is due of the store's upkeep, gently, for as long as `go_on` says so.
+    /// What is due of the store's upkeep, gently, for as long as `go_on` says so. While there is nothing to do, nothing is
+    /// written. `records` says when this process looked for old records last.
     ///
     /// # Errors
     ///
     /// Those of reading and writing the file; what is left is done another time.
-    pub(crate) fn upkeep_in_turn(&self, former: &[Former], go_on: &dyn Fn() -> bool) -> Result<UpkeepReport> {
+    pub(crate) fn upkeep_in_turn(
+        &self,
+        former: &[Former],
+        records: &mut Option<Stopwatch>,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<UpkeepReport> {
         let retention = &self.inner.retention;
         let mut work = Work::new(self, EASE, go_on);
         for former in former {
@@ -125,6 +131,7 @@ impl Store {
             }
         }
         if retention.has_rule(Parts::ALL)
+            && jobs::is_any_old(self, retention)?
             && let Some(turn) = Turn::take_unfinished(&work, "all", WHOLE)?
         {
             let from = turn.place.max(0);
@@ -132,15 +139,11 @@ impl Store {
             let mut turn = Some(turn);
             jobs::walk(&mut work, retention, walk, &mut turn)?;
         }
-        if let Some(turn) = Turn::take(&work, "records", RECORDS)? {
+        if records.is_none_or(|looked| looked.left(RECORDS).is_none()) {
             records::remove_old(&mut work, retention)?;
-            drop(turn);
+            *records = Some(Stopwatch::start());
         }
-        if work.report.rows() > 0 || is_turn(&work, "space", SPACE)? && Turn::take(&work, "space", SPACE)?.is_some() {
-            space::tidy(&mut work)?;
-        } else {
-            space::cut_log(&mut work)?;
-        }
+        space::tidy(&mut work)?;
         Ok(work.end())
     }
 
@@ -174,8 +177,12 @@ fn walk_in_turn(work: &mut Work<'_>, retention: &Retention, part: Part) -> Resul
         Part::History => "history",
         Part::Key => "key",
     };
-    if let Some(turn) = Turn::take(work, what, WALK)? {
-        let walk = jobs::Walk { parts: Parts::only(part), whole: false, from: turn.place };
+    let parts = Parts::only(part);
+    if let Some(place) = Turn::place_if_due(work, what, WALK)?
+        && jobs::leads_on(work.store, retention, jobs::Walk { parts, whole: false, from: place })?
+        && let Some(turn) = Turn::take(work, what, WALK)?
+    {
+        let walk = jobs::Walk { parts, whole: false, from: turn.place };
         jobs::walk(work, retention, walk, &mut Some(turn))?;
     }
     Ok(())

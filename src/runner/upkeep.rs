@@ -8,7 +8,7 @@ use super::crew::{Crew, Stage};
 use crate::error::{Error, Result};
 
 /// After a runner's start, which has better things to do.
-const FIRST: Duration = Duration::from_secs(1);
+const FIRST: Duration = Duration::from_secs(2);
 /// Between two looks at what is due.
 const PAUSE: Duration = Duration::from_secs(60);
 
@@ -20,13 +20,14 @@ pub(super) fn spawn(crew: &Arc<Crew>) -> Result<JoinHandle<()>> {
         let former = crew.handlers.former_names();
         let go_on = || crew.stage() == Stage::Working;
         let mut pause = FIRST;
+        let mut records = None;
         while go_on() {
             crew.upkeep_bell.wait(pause);
             pause = PAUSE;
             if !go_on() {
                 break;
             }
-            match crew.store.upkeep_in_turn(&former, &go_on) {
+            match crew.store.upkeep_in_turn(&former, &mut records, &go_on) {
                 Ok(report) if report.rows() > 0 => tracing::info!(%report, "upkeep"),
                 Ok(_) => {}
                 // It is tried again; what keeps the runner from writing is told by the keeper.

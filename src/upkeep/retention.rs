@@ -266,6 +266,7 @@ impl Parts {
 /// The rules of one pass: by state and part, up to which end and up to which number it goes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cuts {
+    now: i64,
     age: [[Option<i64>; PARTS]; 3],
     number: [[Option<i64>; PARTS]; 3],
 }
@@ -278,7 +279,7 @@ impl Cuts {
         now: i64,
         mut beyond: impl FnMut(i64, u64) -> Result<Option<i64>, E>,
     ) -> Result<Cuts, E> {
-        let mut cuts = Cuts::default();
+        let mut cuts = Cuts { now, ..Cuts::default() };
         for (at, state) in FINISHED.into_iter().enumerate() {
             for part in parts.each() {
                 let keep = retention.of(state, part);
@@ -309,7 +310,9 @@ impl Cuts {
     pub(super) fn is_young(&self, id: i64, created_at: i64) -> bool {
         let ages = self.age.iter().flatten().flatten();
         let numbers = self.number.iter().flatten().flatten();
-        created_at > 0 && ages.max().is_none_or(|&cut| created_at > cut) && numbers.max().is_none_or(|&last| id > last)
+        // What a clock that was ahead has stored says nothing of those after it.
+        let is_known = (1..=self.now).contains(&created_at);
+        is_known && ages.max().is_none_or(|&cut| created_at > cut) && numbers.max().is_none_or(|&last| id > last)
     }
 }
 
@@ -356,5 +359,6 @@ mod tests {
         assert!(!cuts.is_young(60, 991), "it may be beyond the newest");
         assert!(!cuts.is_young(61, 990), "it may be too old");
         assert!(!cuts.is_young(61, 0), "nobody has looked at it");
+        assert!(!cuts.is_young(61, 1_001), "the clock was ahead");
     }
 }

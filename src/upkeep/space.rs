@@ -28,7 +28,7 @@ const RESERVE: i64 = 256;
 const RESERVED_PART: i64 = 10;
 /// Pages that are given back in one transaction.
 const PAGES: i64 = 64;
-const BRIEF: Duration = Duration::from_millis(5);
+const BRIEF: Duration = Duration::from_millis(3);
 
 /// What [`Store::compact`] has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -73,11 +73,32 @@ pub(crate) fn give_back_in_steps(connection: &Connection) -> rusqlite::Result<()
 }
 
 /// Where nobody but birkez has tables, what is removed is overwritten too. The app's own tables are its own matter.
+///
+/// Here as far as it costs no writing more: otherwise each settling of a large payload would write it twice.
 pub(crate) fn settle_ownership(connection: &Connection) -> rusqlite::Result<()> {
     if is_own(connection)? {
-        connection.query_row("PRAGMA main.secure_delete = ON", [], |_| Ok(()))?;
+        set(connection, "PRAGMA main.secure_delete = FAST")?;
     }
     Ok(())
+}
+
+/// Runs `f` with all that it removes overwritten, in a file that is birkez's own.
+pub(super) fn overwriting<T>(connection: &Connection, f: impl FnOnce() -> T) -> rusqlite::Result<T> {
+    const FAST: i64 = 2;
+    let is_own = ask(connection, "PRAGMA main.secure_delete")? == FAST;
+    if is_own {
+        set(connection, "PRAGMA main.secure_delete = ON")?;
+    }
+    let result = f();
+    if is_own {
+        set(connection, "PRAGMA main.secure_delete = FAST")?;
+    }
+    Ok(result)
+}
+
+/// A pragma that answers with what it has set.
+fn set(connection: &Connection, pragma: &str) -> rusqlite::Result<()> {
+    connection.query_row(pragma, [], |_| Ok(()))
 }
 
 fn is_own(connection: &Connection) -> rusqlite::Result<bool> {

@@ -56,6 +56,14 @@ fn stored(store: &Store, what: &str) -> Result<Option<(i64, i64)>> {
 }
 
 impl Turn {
+    /// Where a part would go on, if it is due: as far as can be told without writing.
+    pub(super) fn place_if_due(work: &Work<'_>, what: &str, period: Duration) -> Result<Option<i64>> {
+        let rule = Rule { period: millis(period), unfinished: false };
+        let stored = stored(work.store, what)?;
+        let is_due = rule.is_due(stored, work.store.inner.clock.wall());
+        Ok(is_due.then(|| stored.map_or(0, |(_, place)| place)))
+    }
+
     /// Takes it once the period is over; where it goes on is where it was left.
     pub(super) fn take(work: &Work<'_>, what: &str, period: Duration) -> Result<Option<Turn>> {
         Turn::by(work, what, Rule { period: millis(period), unfinished: false })

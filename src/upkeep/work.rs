@@ -14,16 +14,16 @@ use crate::pen::{Group, Mode};
 use crate::store::Store;
 
 /// A transaction takes up no further row once it has held the writer lock for so long; the commit comes on top.
-const BRIEF: Duration = Duration::from_millis(5);
+const BRIEF: Duration = Duration::from_millis(3);
 /// With its commit, a transaction is to take this long at most: what took longer makes the next ones smaller.
-const GOAL: Duration = Duration::from_millis(12);
+const GOAL: Duration = Duration::from_millis(8);
 const MODE: Mode = Mode { atomic: true, synced: false, follows: true };
 /// Most rows of a transaction.
 const MOST: usize = 1_000;
 /// Rows of the first one, when nothing is known of the disk yet.
 const FIRST: usize = 32;
 /// After so many rows the log is taken over into the file, beside the pen: nobody's commit has to do it.
-const CHECKPOINT: usize = 256;
+const CHECKPOINT: usize = 128;
 /// A pause is broken into pieces of this length, since it may be over before its time.
 const PIECE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -82,18 +82,8 @@ impl<'a> Work<'a> {
             let (some, step, rows) = (Arc::clone(&items), Arc::clone(&step), self.rows);
             let written = self.store.inner.pen.write(UPKEEP, MODE, move |group| {
                 let held = Stopwatch::start();
-                let mut report = UpkeepReport::default();
-                let mut seen = 0;
-                for item in some[at..].iter().take(rows) {
-                    if seen > 0 && held.elapsed() > BRIEF {
-                        break;
-                    }
-                    seen += 1;
-                    let before = report.clone();
-                    if group.isolated(|group| step(group, item, &mut report))?.is_none() {
-                        report = before;
-                    }
-                }
+                let tx = group.tx();
+                let (seen, report) = space::overwriting(tx, || some_of(group, &some[at..], rows, &*step))??;
                 Ok((seen, report, held))
             });
             match written {
@@ -151,6 +141,28 @@ impl<'a> Work<'a> {
         self.report.longest_ms = self.report.longest_ms.max(whole_ms(held));
         self.pause(held);
     }
+}
+
+/// As many as there is time for; answers how many, and what was done.
+fn some_of<T>(
+    group: &mut Group<'_>,
+    items: &[T],
+    most: usize,
+    step: &Step<T>,
+) -> rusqlite::Result<(usize, UpkeepReport)> {
+    let held = Stopwatch::start();
+    let (mut seen, mut report) = (0, UpkeepReport::default());
+    for item in items.iter().take(most) {
+        if seen > 0 && held.elapsed() > BRIEF {
+            break;
+        }
+        seen += 1;
+        let before = report.clone();
+        if group.isolated(|group| step(group, item, &mut report))?.is_none() {
+            report = before;
+        }
+    }
+    Ok((seen, report))
 }
 
 fn whole_ms(duration: Duration) -> u64 {
