@@ -205,8 +205,7 @@ fn of_a_group_that_finds_the_disk_full_at_its_commit_nothing_is_stored_and_nothi
 /// transaction back then and there: what comes after it must not run by itself.
 #[test]
 fn of_a_group_that_finds_the_disk_full_in_its_middle_nothing_that_was_refused_is_stored() {
-    // To settle the large one is to write it once more, and to overwrite what was there.
-    let Some(disk) = Disk::new("32m") else { return };
+    let Some(disk) = Disk::new("16m") else { return };
     let (store, runner) = running_store(&disk);
     let jobs = eight_with_a_large_one_in_the_middle(6_000_000);
     disk.fill_but(1_000_000);
