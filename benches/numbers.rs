@@ -10,12 +10,12 @@ use birkez::{Filter, Page, State};
 const FILL: &str = "
 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000)
 INSERT INTO birkez_job (kind, key, payload, state, gate, created_at, finished_at, result)
-SELECT 'kind-' || i % 5, i, CASE WHEN i > 500000 THEN '{\"card\":\"card-01\",\"date\":\"2026-01-31\"}' END, 2, NULL, 1, 2, '1'
+SELECT 'kind-' || (i % 5), i, CASE WHEN i > 500000 THEN '{\"card\":\"card-01\",\"date\":\"2026-01-31\"}' END, 2, NULL, 1, 2, '1'
 FROM n;
 INSERT INTO birkez_count SELECT kind, state, count(*) FROM birkez_job GROUP BY kind, state;
 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000)
 INSERT INTO birkez_job (kind, key, payload, state, gate, run_at, created_at, finished_at, reason, error_class)
-SELECT 'kind-' || i % 5, what || i, '{}', state, gate, 1, 1, CASE WHEN state > 1 THEN 2 END,
+SELECT 'kind-' || (i % 5), what || i, '{}', state, gate, 1, 1, CASE WHEN state > 1 THEN 2 END,
        CASE state WHEN 1 THEN 'auth' END, CASE state WHEN 3 THEN 'permanent' END
 FROM n, (SELECT 'r' AS what, 0 AS state, 1 AS gate UNION ALL SELECT 's', 0, 0 UNION ALL SELECT 'p', 1, NULL
          UNION ALL SELECT 'd', 3, NULL);
@@ -23,7 +23,7 @@ INSERT INTO birkez_count SELECT kind, state, count(*) FROM birkez_job WHERE stat
 WITH RECURSIVE slot (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM slot WHERE i < 288),
      bucket (b) AS (SELECT 0 UNION ALL SELECT b + 1 FROM bucket WHERE b < 60)
 INSERT INTO birkez_tally
-SELECT unixepoch() / 300 - i, 'kind-' || b % 5, b % 2, b, 10 FROM slot, bucket;";
+SELECT unixepoch() / 300 - i, 'kind-' || (b % 5), b % 2, b, 10 FROM slot, bucket;";
 
 fn main() {
     let folder = TempStore::new().unwrap();
