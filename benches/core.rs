@@ -129,7 +129,7 @@ fn one(connection: &mut Connection) -> anyhow::Result<bool> {
     let job = pick.query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
     drop(pick);
     let Some((id, payload, claims)): Option<(i64, String, i64)> = job else { return Ok(false) };
-    tx.prepare_cached("INSERT INTO birkez_lease VALUES (?1, 1, ?2, 1, 0, 0)")?.execute(params![id, claims + 1])?;
+    tx.prepare_cached("INSERT INTO birkez_lease VALUES (?1, 1, ?2, 1, 0, 0, 0)")?.execute(params![id, claims + 1])?;
     let _job: Noop = serde_json::from_str(&payload)?;
     tx.prepare_cached("DELETE FROM birkez_lease WHERE job_id = ?1 AND token = ?2")?.execute(params![id, claims + 1])?;
     tx.prepare_cached(
