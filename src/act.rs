@@ -34,7 +34,7 @@ use crate::sql;
 use crate::state::JobName;
 use crate::store::{Filter, JobInfo, Store, read_job};
 
-/// A transaction over many jobs is ended once it has held the writer lock for so long.
+/// A transaction over many jobs is ended once it has held the writer lock for so long; then the lock is free for as long.
 const BRIEF: Duration = Duration::from_millis(10);
 const ATOMIC: Mode = Mode { atomic: true, synced: false, follows: false };
 
@@ -200,6 +200,10 @@ impl Errand {
             changed.extend(some);
             at += seen;
             self.event = event;
+            if at < ids.len() {
+                // A neighbour sleeps while it waits for the lock, and would miss a gap that is shorter.
+                std::thread::sleep(BRIEF);
+            }
         }
         Ok(changed)
     }

@@ -14,7 +14,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use serde::Serialize;
 
 pub(crate) use self::reason::time;
-pub use self::reason::{DeedRef, Process, Reason};
+pub use self::reason::{AfterCrash, DeedRef, Process, Reason};
 pub use self::words::Words;
 use crate::act::{Deed, Task, Which};
 use crate::advice::Sayings;
@@ -207,7 +207,13 @@ impl View<'_> {
             let is_gone = ended || !lives(&Sign::read(row, [6, 7, 8, 9, 10])?, self.database, self.now);
             let process = Process { host: word(2)?, pid, program: word(4)?, is_gone };
             let (attempt, since) = (row.get(0)?, instant(row.get(1)?));
-            Ok(Reason::Running { since, attempt, process, is_stopping: job.is_stopping })
+            let then = match (row.get(11)?, job.is_stopping) {
+                (1, _) => AfterCrash::Parked,
+                (_, true) => AfterCrash::Cancelled,
+                (2, false) => AfterCrash::Dead,
+                _ => AfterCrash::RunsAgain,
+            };
+            Ok(Reason::Running { since, attempt, process, is_stopping: job.is_stopping, then })
         };
         let running = self.file.prepare_cached(sql::HELD_IN)?.query_row([job.id], row)?;
         let is_gone = matches!(&running, Reason::Running { process, .. } if process.is_gone);
@@ -272,11 +278,18 @@ impl View<'_> {
         Ok(Some(Reason::Behind { job: head.id, name: JobName::new(head.kind, head.key), ordering_key, because }))
     }
 
-    /// Its time has not come: by a failure, unless somebody has set the time since.
+    /// Its time has not come: by a failure, unless somebody has set the time since. That the last deed has set it shows in
+    /// its record; what has run since may have set another.
     fn not_yet(&self, job: &JobInfo) -> rusqlite::Result<Reason> {
         let at = job.run_at;
         let failed = self.last_attempt(job)?;
-        let by = self.deed(job)?.filter(|deed| failed.is_none_or(|failed| deed.at >= failed));
+        let mut ask = self.file.prepare_cached(sql::LAST_DEED_OF)?;
+        let row = |row: &Row<'_>| Ok((DeedRef::read(row)?, text(row, 4)?));
+        let last: Option<(DeedRef, Option<String>)> = ask.query_row([job.id], row).optional()?;
+        let has_set = |(deed, detail): &(DeedRef, Option<String>)| {
+            deed.verb == "reschedule" && detail.as_deref().and_then(set_time) == Some(at)
+        };
+        let by = last.filter(has_set).map(|(deed, _)| deed);
         Ok(match (&job.last_failure, failed) {
             (Some(failure), Some(_)) if by.is_none() => {
                 let of = self.sayings(&job.kind)?.attempts;
@@ -300,4 +313,11 @@ impl View<'_> {
         let said = ask.query_row([kind], |row| text(row, 2)).optional()?;
         Ok(Sayings::stored(said.flatten().as_deref()))
     }
+}
+
+/// The time that a reschedule has recorded.
+fn set_time(detail: &str) -> Option<DateTime<Utc>> {
+    let text: String = serde_json::from_str(detail).ok()?;
+    let at = DateTime::parse_from_rfc3339(&text).ok()?;
+    DateTime::from_timestamp_millis(at.timestamp_millis())
 }

@@ -116,7 +116,7 @@ pub use self::connect::Durability;
 pub use self::context::{Context, Progress};
 pub use self::copy::{BackupInfo, RestoreInfo};
 pub use self::error::{Error, Result};
-pub use self::explain::{DeedRef, Explanation, OneJob, Process, Reason, Words};
+pub use self::explain::{AfterCrash, DeedRef, Explanation, OneJob, Process, Reason, Words};
 pub use self::failure::{Class, Verdicts, snooze};
 pub use self::health::{Health, Need, ScheduleHealth};
 pub use self::hold::{LimitInfo, PauseInfo, Scope};

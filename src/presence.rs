@@ -41,11 +41,14 @@ pub(crate) struct Presence {
 }
 
 /// The rows that stand for it now.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Rows {
     owner: i64,
     first: i64,
     last: i64,
+    /// Kinds that it has in its hands and runs none of, by their names; it has taken those up again whose row is here.
+    closed: Vec<String>,
+    reopened: Vec<i64>,
 }
 
 impl Presence {
@@ -67,15 +70,35 @@ impl Presence {
     /// Says it for this owner, unless it is said. What was said for another that was declared gone ended with that one.
     pub(crate) fn stand_by(&self, owner: i64) -> Result<()> {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        let stands = rows.is_some_and(|rows| rows.owner == owner);
+        let stands = rows.as_ref().is_some_and(|rows| rows.owner == owner);
         if stands || self.kinds.is_empty() && self.schedules.is_empty() {
             return Ok(());
         }
         let (kinds, schedules) = (self.kinds.clone(), self.schedules.clone());
         let (first, last) =
             self.store.inner.pen.write(BEGIN, ATOMIC, move |group| say(group, &kinds, &schedules, owner))?;
-        *rows = Some(Rows { owner, first, last });
+        *rows = Some(Rows { owner, first, last, closed: Vec::new(), reopened: Vec::new() });
         self.is_said.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Says which of its kinds are closed, since all workers may hang in them: nobody is there who would run one.
+    pub(crate) fn close(&self, closed: &[String]) -> Result<()> {
+        let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(said) = rows.as_mut().filter(|rows| rows.closed != closed) else { return Ok(()) };
+        let (before, now) = (said.clone(), closed.to_vec());
+        *said = self.store.inner.pen.write(BEGIN, ATOMIC, move |group| {
+            let mut rows = before;
+            for name in now.iter().filter(|name| !rows.closed.contains(name)) {
+                group.statement(sql::CLOSE_PRESENCE)?.execute(params![rows.owner, name, group.now])?;
+            }
+            for name in rows.closed.iter().filter(|name| !now.contains(name)) {
+                group.statement(sql::BEGIN_PRESENCE)?.execute(params![rows.owner, "kind", name, group.now])?;
+                rows.reopened.push(group.tx().last_insert_rowid());
+            }
+            rows.closed = now;
+            Ok(rows)
+        })?;
         Ok(())
     }
 
@@ -83,7 +106,10 @@ impl Presence {
     pub(crate) fn end(&self) {
         let Some(rows) = self.rows.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let ended = self.store.inner.pen.write(END, Mode::default(), move |group| {
-            group.statement(sql::END_PRESENCE)?.execute(params![rows.first, rows.last, group.now])?;
+            let ranges = rows.reopened.iter().map(|&id| (id, id));
+            for (first, last) in ranges.chain([(rows.first, rows.last)]) {
+                group.statement(sql::END_PRESENCE)?.execute(params![first, last, group.now])?;
+            }
             Ok(())
         });
         if let Err(error) = ended {

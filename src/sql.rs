@@ -274,7 +274,8 @@ INSERT INTO main.birkez_count (kind, state, n) VALUES (?1, ?2, ?3)
 ON CONFLICT (kind, state) DO UPDATE SET n = n + excluded.n";
 
 pub(crate) const RESUME: &str = "
-UPDATE main.birkez_job SET state = 0, gate = ?3, reason = NULL, run_at = ?2, deadline = NULL, handed_at = NULL
+UPDATE main.birkez_job SET state = 0, gate = ?3, reason = NULL, run_at = ?2, deadline = NULL, handed_at = NULL,
+    one_attempt = 0
 WHERE id = ?1 AND state = 1";
 
 pub(crate) const RESCHEDULE: &str = "
@@ -288,7 +289,7 @@ pub(crate) const DISCARD: &str =
 pub(crate) const RESOLVE: &str = "
 UPDATE main.birkez_job
 SET state = ?2, gate = ?3, run_at = ?4, reason = NULL, attempts = CASE ?2 WHEN 0 THEN 0 ELSE attempts END, deadline = NULL,
-    result = ?5, result_note = NULL, suspect = NULL, finished_at = ?6, handed_at = NULL
+    result = ?5, result_note = NULL, suspect = NULL, finished_at = ?6, handed_at = NULL, one_attempt = 0
 WHERE id = ?1 AND state = 1";
 
 /// A dead job leaves its line.
@@ -356,10 +357,15 @@ SELECT job.id, job.kind, job.key, job.state, lease.job_id IS NOT NULL, job.run_a
        job.version, job.suspect, job.for_callers, job.idempotency, job.corrects, corrected.state,
        EXISTS (SELECT 1 FROM main.birkez_lease WHERE job_id = job.corrects), progress.done, progress.total, progress.note,
        progress.at,
-       CASE WHEN job.gate = 2 THEN (SELECT id FROM main.birkez_job AS ahead
-                                    WHERE ahead.ordering_key = job.ordering_key AND ",
+       CASE WHEN job.gate = 2
+            THEN (SELECT CASE ahead.id
+                         WHEN job.id THEN (SELECT held.job_id FROM main.birkez_lease AS held
+                                           CROSS JOIN main.birkez_job AS other ON other.id = held.job_id
+                                           WHERE other.ordering_key = job.ordering_key AND other.for_callers = 0)
+                         ELSE ahead.id END
+                  FROM main.birkez_job AS ahead WHERE ahead.ordering_key = job.ordering_key AND ",
     in_line!("ahead"),
-    " ORDER BY id LIMIT 1) END,
+    " ORDER BY ahead.id LIMIT 1) END,
        job.label, job.origin, job.handed_at, lease.cancel
 FROM main.birkez_job AS job
 LEFT JOIN main.birkez_lease AS lease ON lease.job_id = job.id

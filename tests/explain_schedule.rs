@@ -187,7 +187,15 @@ fn a_pause_says_by_whom_while_it_lasts_and_afterwards() {
     desk.clock.set(utc("2026-05-02T12:00:00Z"));
     assert!(store.resume_schedule("s", "Ben").unwrap());
     drain.drain().unwrap();
-    desk.assert_told(&store, "2026-05-02", &[&format!("s 2026-05-02T03:00:00 {held}")]);
+    let was = "did not run, as the schedule was paused";
+    let by_ada = "from 2026-05-01 12:00:00 UTC by Ada because the bank is closed";
+    desk.assert_told(&store, "2026-05-02", &[&format!("s 2026-05-02T03:00:00 {was} {by_ada}")]);
+    // A pause that no deed speaks of, as by a restore, is not put down to whoever paused it before.
+    let paused = "UPDATE birkez_schedule SET paused_at = 1777766400000, paused_by = 'restored'";
+    run_sql(desk.folder.path(), paused);
+    desk.clock.set(utc("2026-05-03T12:00:00Z"));
+    assert!(store.resume_schedule("s", "Ben").unwrap());
+    desk.assert_told(&store, "2026-05-03", &[&format!("s 2026-05-03T03:00:00 {was}")]);
 }
 
 #[test]

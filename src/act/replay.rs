@@ -61,7 +61,7 @@ impl Replay {
         Replay { everything: true, ..self }
     }
 
-    /// So many at most, those with the lowest numbers.
+    /// So many at most: those with the lowest numbers that can be replayed.
     pub fn limit(self, jobs: usize) -> Replay {
         Replay { limit: Some(jobs), ..self }
     }
@@ -74,7 +74,7 @@ impl Replay {
     }
 
     /// The first so many go alone, with one attempt each: the call waits for them, and goes on with the others only if all
-    /// of them are done. Somebody must be running jobs of their kinds meanwhile.
+    /// of them are done; it stops waiting at the first that is not. Somebody must be running jobs of their kinds meanwhile.
     pub fn canary(self, jobs: usize) -> Replay {
         Replay { canary: jobs, ..self }
     }
@@ -134,8 +134,11 @@ pub struct Replayed {
     pub stopped: Option<String>,
     /// Jobs that could not be replayed and stayed as they are, with the reason.
     pub refused: Vec<(i64, String)>,
-    /// How many of those that were meant stayed as they are.
+    /// How many of those that were meant this call has left alone.
     pub left: u64,
+    /// After a dry run: how many of them would be replayed. Those whose payload is gone would not, nor those beyond the
+    /// limit.
+    pub would_go: u64,
     /// The number of its record, if it changed anything.
     pub deed: Option<i64>,
 }
@@ -154,7 +157,7 @@ impl Store {
     /// # let store = folder.open()?;
     /// let timeouts = Filter::dead().kind("mail").class(Class::Timeout);
     /// let meant = store.replay(&timeouts, Replay::new().dry_run(), "Ada")?;
-    /// println!("{} would run again", meant.left);
+    /// println!("{} would run again", meant.would_go);
     /// let deed = Deed::by("Ada").because("the server is back");
     /// let report = store.replay(&timeouts, Replay::new().canary(3).per_minute(30), deed)?;
     /// if let Some(why) = report.stopped {
@@ -174,26 +177,26 @@ impl Store {
         self.inner.pen.refuse_inside(REPLAY)?;
         let which = meant(which.into(), &how)?;
         let mut report = Replayed { by_class: self.classes_of(&which)?, ..Replayed::default() };
-        let mut ids = self.selected(&which)?;
-        let all = ids.clone();
-        report.left = count(&all);
-        ids.truncate(how.limit.unwrap_or(usize::MAX));
+        let ids = self.selected(&which)?;
+        report.left = count(&ids);
+        let limit = how.limit.unwrap_or(usize::MAX);
         if how.dry_run {
+            report.would_go = self.would_go(&which, &ids)?.min(limit as u64);
             return Ok(report);
         }
         let task = Task { act: REPLAY, verb: "replay", which, deed: deed.into(), detail: Some(how.detail()) };
         let mut errand = Errand::new(task);
-        let (canary, rest) = ids.split_at(how.canary.min(ids.len()));
-        if !canary.is_empty() {
-            self.replay_some(&mut errand, canary, &how, Pace::canary(), &mut report)?;
+        let mut pool = &ids[..];
+        if how.canary > 0 {
+            self.draw(&mut errand, &mut pool, how.canary.min(limit), (&how, Pace::canary()), &mut report)?;
             report.canary = self.wait_for_canary(&report.replayed, how.patience)?;
             report.stopped = canary::verdict(&report.canary);
         }
         if report.stopped.is_none() {
-            self.replay_some(&mut errand, rest, &how, Pace::of(how.per_minute), &mut report)?;
+            self.draw(&mut errand, &mut pool, limit, (&how, Pace::of(how.per_minute)), &mut report)?;
         }
         if report.replayed.is_empty() && report.refused.is_empty() {
-            errand.refuse_named(self, &all)?;
+            errand.refuse_named(self, &ids)?;
         }
         report.deed = errand.event();
         report.left -= count(&report.replayed);
@@ -210,26 +213,61 @@ impl Store {
         Ok(job.map(|job| (job.last_failure.map(|failure| failure.class), 1)).into_iter().collect())
     }
 
+    /// How many could be replayed.
+    fn would_go(&self, which: &Which, ids: &[i64]) -> Result<u64> {
+        if !matches!(which, Which::Filter(_)) {
+            let job = ids.first().map(|id| self.job(*id)).transpose()?.flatten();
+            if let Some(job) = job.filter(|job| !is_over(job)) {
+                return Err(Error::WrongState { act: REPLAY.name, kind: job.kind, key: job.key, state: job.state });
+            }
+        }
+        self.read("counting payloads", |tx| {
+            let mut ask = tx.prepare_cached(sql::HAS_PAYLOAD)?;
+            ids.iter().try_fold(0, |sum, id| Ok(sum + u64::from(ask.exists([id])?)))
+        })
+    }
+
+    /// Draws from the pool until so many in all have been replayed, or none is left: one that is refused, or that another
+    /// call has replayed meanwhile, is made up for by the next.
+    fn draw(
+        &self,
+        errand: &mut Errand,
+        pool: &mut &[i64],
+        most: usize,
+        (how, pace): (&Replay, Pace),
+        report: &mut Replayed,
+    ) -> Result<()> {
+        let pace = Arc::new(pace);
+        while report.replayed.len() < most && !pool.is_empty() {
+            let (some, rest) = pool.split_at((most - report.replayed.len()).min(pool.len()));
+            *pool = rest;
+            self.replay_some(errand, some, how, &pace, report)?;
+        }
+        Ok(())
+    }
+
     fn replay_some(
         &self,
         errand: &mut Errand,
         ids: &[i64],
         how: &Replay,
-        pace: Pace,
+        pace: &Arc<Pace>,
         report: &mut Replayed,
     ) -> Result<()> {
-        let pace = Arc::new(pace);
         let anew = how.anew;
         let Some(fix) = &how.fix else {
+            let pace = Arc::clone(pace);
             return self.write_replay(errand, ids, report, move |group, job, _| again(group, job, &pace, anew));
         };
         for some in ids.chunks(FIXED_AT_ONCE) {
             let (fixed, refused) = fix.prepare(self, some)?;
             report.refused.extend(refused);
             let some: Vec<i64> = some.iter().copied().filter(|id| fixed.contains_key(id)).collect();
-            let (fixed, pace) = (Arc::new(fixed), Arc::clone(&pace));
+            let (fixed, pace) = (Arc::new(fixed), Arc::clone(pace));
             self.write_replay(errand, &some, report, move |group, job, before| {
-                let Some(Fixed { old, new, fingerprint }) = fixed.get(&job.id) else { return Ok(Again::Unmeant) };
+                // One that has gone on since must not find another payload than it was given.
+                let one = fixed.get(&job.id).filter(|_| is_over(job));
+                let Some(Fixed { old, new, fingerprint }) = one else { return Ok(Again::Unmeant) };
                 let is_new = group.statement(sql::FIX_PAYLOAD)?.execute(params![
                     job.id,
                     old,
@@ -317,7 +355,7 @@ fn meant(which: Which, how: &Replay) -> Result<Which> {
 }
 
 fn again(group: &mut Group<'_>, job: &JobInfo, pace: &Pace, anew: bool) -> OpResult<Again> {
-    if !matches!(job.state, State::Dead | State::Cancelled) {
+    if !is_over(job) {
         return Ok(Again::Unmeant);
     }
     if !group.statement(sql::HAS_PAYLOAD)?.exists([job.id])? {
@@ -337,6 +375,11 @@ fn again(group: &mut Group<'_>, job: &JobInfo, pace: &Pace, anew: bool) -> OpRes
         group.note_due(run_at);
     }
     Ok(Again::Replayed)
+}
+
+/// Whether it is what can be replayed.
+fn is_over(job: &JobInfo) -> bool {
+    matches!(job.state, State::Dead | State::Cancelled)
 }
 
 fn count(jobs: &[i64]) -> u64 {

@@ -61,6 +61,32 @@ impl fmt::Display for Process {
     }
 }
 
+/// What becomes of a job whose process has died in its middle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum AfterCrash {
+    /// It runs again.
+    RunsAgain,
+    /// It must not be repeated, and waits for a person's word.
+    Parked,
+    /// It was its last attempt.
+    Dead,
+    /// It was asked to stop.
+    Cancelled,
+}
+
+impl fmt::Display for AfterCrash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AfterCrash::RunsAgain => "it runs again",
+            AfterCrash::Parked => "it is parked for a person, since it must not be repeated,",
+            AfterCrash::Dead => "it is dead",
+            AfterCrash::Cancelled => "it is called off",
+        })
+    }
+}
+
 /// Why a job is where it is.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "code", rename_all = "snake_case")]
@@ -112,6 +138,8 @@ pub enum Reason {
         process: Process,
         /// It is asked to stop.
         is_stopping: bool,
+        /// What becomes of it if its process is gone.
+        then: AfterCrash,
     },
     /// It belongs to the callers of [`once`](crate::Store::once): it runs when one of them calls again.
     ForCallers {
@@ -233,12 +261,12 @@ impl fmt::Display for Reason {
                 parked(f, reason, *from, failure.as_ref())?;
                 handed.map_or(Ok(()), |at| write!(f, ", handed to support at {}", time(at)))
             }
-            Reason::Running { since, attempt, process, is_stopping } => {
+            Reason::Running { since, attempt, process, is_stopping, then } => {
                 if process.is_gone {
+                    let since = time(*since);
                     return write!(
                         f,
-                        "was running since {} in {process}, which is gone; it runs again once a runner has found that out",
-                        time(*since)
+                        "was running since {since} in {process}, which is gone; {then} once a runner has found that out"
                     );
                 }
                 write!(f, "runs since {} in {process}, attempt {attempt}", time(*since))?;

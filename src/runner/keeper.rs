@@ -111,6 +111,9 @@ impl Keeper {
             return;
         }
         self.note_clocks(now);
+        if let Err(error) = self.crew.presence.close(&self.crew.closed_kinds()) {
+            tracing::debug!(%error, "which kinds are closed could not be said yet");
+        }
         self.look_for_returned(now);
         if self.crew.due.load(Ordering::Acquire) <= self.crew.inner().clock.wall() {
             self.crew.due.store(NEVER, Ordering::Release);

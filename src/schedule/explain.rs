@@ -27,6 +27,7 @@ use crate::store::Store;
 const MOST: usize = 1_000;
 /// The verb of the deed.
 const PAUSE: &str = "pause schedule";
+const RESUME: &str = "resume schedule";
 /// A runner looks at least as often as this.
 const LOOKS: TimeDelta = TimeDelta::seconds(60);
 
@@ -188,8 +189,11 @@ impl View<'_> {
         };
         let fate = match reason.as_str() {
             "paused" => {
+                // Resumed before this one was due, that pause was over: the record is of another, such as a restore's.
+                let resumed = self.deed(RESUME, due.at)?;
                 let by = self.deed(PAUSE, at)?;
-                return Ok(Some(vec![Fate::Paused { since: by.as_ref().map(|by| by.at), by }]));
+                let by = by.filter(|by| resumed.is_none_or(|resumed| resumed.at <= by.at));
+                return Ok(Some(vec![Fate::Paused { since: by.as_ref().map(|by| by.at), by, is_over: true }]));
             }
             "changed" => return Ok(Some(vec![Fate::Changed { at }])),
             "overlap" => {
@@ -249,7 +253,7 @@ impl View<'_> {
         let row = &self.row;
         let mut fates = Vec::new();
         if let Some(at) = row.paused_at.map(instant) {
-            fates.push(Fate::Paused { since: Some(at), by: self.paused_by(at)? });
+            fates.push(Fate::Paused { since: Some(at), by: self.paused_by(at)?, is_over: false });
         }
         fates.extend(row.orphaned_at.map(|at| Fate::Orphaned { since: instant(at) }));
         if self.subject().held_by(self.tx, self.database, self.now.timestamp_millis())? == 0 {

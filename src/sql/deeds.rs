@@ -36,7 +36,7 @@ pub(crate) const FORGET_STEPS: &str = "DELETE FROM main.birkez_step WHERE job_id
 /// what the sender sent.
 pub(crate) const FIX_PAYLOAD: &str = "
 UPDATE main.birkez_job SET payload = ?3, fingerprint = coalesce(fingerprint, ?4)
-WHERE id = ?1 AND CAST(payload AS TEXT) = ?2";
+WHERE id = ?1 AND CAST(payload AS TEXT) = ?2 AND state >= 3";
 
 pub(crate) const HAS_PAYLOAD: &str = "SELECT 1 FROM main.birkez_job WHERE id = ?1 AND payload IS NOT NULL";
 

@@ -3,13 +3,13 @@
 /// Who runs a job, for people.
 pub(crate) const HELD_IN: &str = "
 SELECT lease.attempt, lease.since, runner.host, runner.pid, runner.program, runner.ended_at,
-       runner.uuid, runner.has_lock, runner.boot, runner.heard_at, runner.lease_ms
+       runner.uuid, runner.has_lock, runner.boot, runner.heard_at, runner.lease_ms, lease.on_crash
 FROM main.birkez_lease AS lease LEFT JOIN main.birkez_runner AS runner ON runner.id = lease.runner
 WHERE lease.job_id = ?1";
 
 /// What people did to a job last.
 pub(crate) const LAST_DEED_OF: &str = "
-SELECT event.verb, event.who, event.at, event.why
+SELECT event.verb, event.who, event.at, event.why, event.detail
 FROM main.birkez_event_job AS touched CROSS JOIN main.birkez_event AS event ON event.id = touched.event
 WHERE touched.job_id = ?1 ORDER BY touched.event DESC LIMIT 1";
 

@@ -64,6 +64,9 @@ pub(crate) const BEGIN_PRESENCE: &str =
 pub(crate) const END_PRESENCE: &str = "
 UPDATE main.birkez_presence SET until = ?3 WHERE id BETWEEN ?1 AND ?2 AND until IS NULL";
 
+pub(crate) const CLOSE_PRESENCE: &str = "
+UPDATE main.birkez_presence SET until = ?3 WHERE runner = ?1 AND until IS NULL AND what = 'kind' AND name = ?2";
+
 /// Whose hands something is in, as far as the rows tell: by way of the living, however long its history is.
 pub(crate) const HANDLED_BY: &str = "
 SELECT runner.uuid, runner.has_lock, runner.boot, runner.heard_at, runner.lease_ms

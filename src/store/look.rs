@@ -47,7 +47,8 @@ pub struct JobInfo {
     pub running_since: Option<DateTime<Utc>>,
     /// Its ordering key.
     pub ordering_key: Option<String>,
-    /// The job at the head of its line, if it waits behind it.
+    /// The job at the head of its line, if it waits behind it. For the head itself, which has come back in front of a job
+    /// that runs: that one.
     pub behind: Option<i64>,
     /// Its version within its ordering key.
     pub version: Option<i64>,

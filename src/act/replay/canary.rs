@@ -12,12 +12,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
 
 impl Store {
-    /// How the canary stands when all of it has come to an end, or after `patience`.
+    /// How the canary stands when all of it is done, when one of it has ended otherwise, or after `patience`.
     pub(super) fn wait_for_canary(&self, jobs: &[i64], patience: Option<Duration>) -> Result<Vec<JobInfo>> {
         let (waited, patience) = (Stopwatch::start(), patience.unwrap_or(PATIENCE));
         loop {
             let found = jobs.iter().filter_map(|&job| self.job(job).transpose()).collect::<Result<Vec<_>>>()?;
-            if found.iter().all(has_ended) || waited.left(patience).is_none() {
+            let is_decided = found.iter().all(|job| job.state == State::Done)
+                || found.iter().any(|job| has_ended(job) && job.state != State::Done);
+            if is_decided || waited.left(patience).is_none() {
                 return Ok(found);
             }
             std::thread::sleep(LOOK);
@@ -32,7 +34,7 @@ fn has_ended(job: &JobInfo) -> bool {
 /// Why the others do not follow.
 pub(super) fn verdict(canary: &[JobInfo]) -> Option<String> {
     let failed: Vec<_> = canary.iter().filter(|job| job.state != State::Done).collect();
-    let first = failed.first()?;
+    let first = failed.iter().find(|job| has_ended(job)).or(failed.first())?;
     let failure = first.last_failure.as_ref().filter(|_| has_ended(first));
     let why = failure.map(|failure| format!(" ({}: {})", failure.class, failure.text)).unwrap_or_default();
     let still = if has_ended(first) { "" } else { " still" };

@@ -82,6 +82,8 @@ pub enum Fate {
         since: Option<DateTime<Utc>>,
         /// By whom.
         by: Option<DeedRef>,
+        /// It came due within a pause that is over: it does not run any more.
+        is_over: bool,
     },
     /// A newer one ran in its place ([`CatchUp::Latest`](crate::calendar::CatchUp::Latest)).
     Newer {
@@ -231,9 +233,13 @@ impl fmt::Display for Fate {
                     time(*found)
                 )
             }
-            Fate::Paused { since, by } => {
-                f.write_str("is held by the schedule's pause")?;
-                since.map_or(Ok(()), |since| write!(f, " since {}", time(since)))?;
+            Fate::Paused { since, by, is_over } => {
+                let (words, from) = match is_over {
+                    true => ("did not run, as the schedule was paused", "from"),
+                    false => ("is held by the schedule's pause", "since"),
+                };
+                f.write_str(words)?;
+                since.map_or(Ok(()), |since| write!(f, " {from} {}", time(since)))?;
                 by.as_ref().map_or(Ok(()), |by| write!(f, " by {by}"))
             }
             Fate::Newer { instead } => {

@@ -1,0 +1,235 @@
+//! What strangers found in the operations of issue 5: an answer that was not true, a canary that was passed over, a refused
+//! call that changed something.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use birkez::testing::{Drain, ManualClock, TempStore};
+use birkez::{
+    AfterCrash, Context, Error, Filter, Job, Reason, Replay, Resolution, RetryPolicy, Runner, State, Store, Verdicts,
+};
+use common::{ask, run_sql, wait_until};
+use serde::{Deserialize, Serialize};
+
+/// A name `line:n` stands in that line; what it begins with says how it ends.
+#[derive(Serialize, Deserialize)]
+struct Post {
+    name: String,
+    #[serde(default)]
+    minor: i64,
+}
+
+impl Job for Post {
+    const KIND: &'static str = "post";
+    type Output = i64;
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+    fn ordering_key(&self) -> Option<String> {
+        self.name.split_once(':').map(|(line, _)| line.to_owned())
+    }
+    fn retry() -> RetryPolicy {
+        RetryPolicy::default().jitter(0.0).max_attempts(3)
+    }
+}
+
+fn enqueue(store: &Store, name: &str) -> i64 {
+    store.enqueue(&Post { name: name.into(), minor: 1 }).unwrap().id
+}
+
+fn as_its_name_says(post: Post, _: &Context) -> anyhow::Result<i64> {
+    let failed: anyhow::Result<i64> = Err(anyhow::anyhow!("no stamp"));
+    match post.name.split('/').next() {
+        Some("dead") => failed.permanent(),
+        Some("parked") => failed.park("auth"),
+        Some("fails") => failed,
+        _ => Ok(post.minor),
+    }
+}
+
+fn drain(store: &Store) {
+    Drain::new(Runner::builder(store).handle(as_its_name_says)).unwrap().drain().unwrap();
+}
+
+fn state(store: &Store, id: i64) -> State {
+    store.job(id).unwrap().unwrap().state
+}
+
+fn desk() -> (TempStore, Arc<ManualClock>, Store) {
+    let folder = TempStore::new().unwrap();
+    let clock = ManualClock::at("2026-05-30T12:00:00Z".parse().unwrap());
+    let store = folder.builder().clock(clock.clone()).open().unwrap();
+    (folder, clock, store)
+}
+
+/// A lease as another process holds it.
+fn lease(folder: &TempStore, job: i64, on_crash: i64) {
+    let row = format!("INSERT INTO birkez_lease VALUES ({job}, 99, 9, 1, 1, {on_crash}, 0)");
+    run_sql(folder.path(), &row);
+}
+
+#[test]
+fn a_job_that_came_back_in_front_of_one_that_runs_waits_behind_that_one_and_is_explained() {
+    let (folder, _clock, store) = desk();
+    let ids = ["l:1", "l:2", "l:3"].map(|name| enqueue(&store, name));
+    store.cancel(ids[0], "Ada").unwrap();
+    lease(&folder, ids[1], 0);
+    store.replay(ids[0], Replay::new(), "Ada").unwrap();
+    assert_eq!(store.job(ids[0]).unwrap().unwrap().behind, Some(ids[1]));
+    let Reason::Behind { job, because, .. } = store.explain(ids[0]).unwrap().reason else { panic!("not behind") };
+    assert_eq!((job, because.code()), (ids[1], "running"));
+    let last = store.explain(ids[2]).unwrap().to_string();
+    assert!(last.contains("behind job 1") && last.contains("behind job 2"), "{last}");
+}
+
+#[test]
+fn a_canary_is_made_up_of_jobs_that_can_be_replayed_and_a_limit_too() {
+    let (_folder, _clock, store) = desk();
+    let gone: Vec<_> = (0..3).map(|n| enqueue(&store, &format!("dead/gone/{n}"))).collect();
+    let dead: Vec<_> = (0..6).map(|n| enqueue(&store, &format!("dead/{n}"))).collect();
+    drain(&store);
+    store.discard(Filter::dead().key_prefix("dead/gone"), "Ada").unwrap();
+    for id in &dead {
+        run_sql(store.path(), &format!("UPDATE birkez_job SET state = 4 WHERE id = {id}"));
+    }
+    store.mend_counts().unwrap();
+    let meant = Filter::state(State::Cancelled).kind("post");
+    let dry = store.replay(&meant, Replay::new().limit(4).dry_run(), "Ada").unwrap();
+    assert_eq!((dry.left, dry.would_go), (9, 4));
+    let runner = Runner::builder(&store).handle(as_its_name_says).start().unwrap();
+    let report = store.replay(&meant, Replay::new().canary(2).limit(4), "Ada").unwrap();
+    runner.stop(Duration::from_secs(5)).unwrap();
+    assert_eq!((report.refused.len(), report.replayed.len()), (gone.len(), 2), "{report:?}");
+    assert!(report.stopped.is_some(), "the canary has failed");
+    assert!(dead[2..].iter().all(|&id| state(&store, id) == State::Cancelled));
+    let rest = store.replay(&meant, Replay::new().limit(3), "Ada").unwrap();
+    assert_eq!(rest.replayed, dead[2..5]);
+}
+
+#[test]
+fn a_canary_that_has_failed_is_not_waited_for_any_longer() {
+    let (_folder, _clock, store) = desk();
+    let ids = ["dead/a:1", "dead/a:2"].map(|name| enqueue(&store, name));
+    drain(&store);
+    store.pass_over(ids[0], "Ada").unwrap();
+    drain(&store);
+    let runner = Runner::builder(&store).handle(as_its_name_says).start().unwrap();
+    let began = std::time::Instant::now();
+    let report = store.replay(Filter::dead().kind("post"), Replay::new().canary(2), "Ada").unwrap();
+    assert!(began.elapsed() < Duration::from_secs(30), "one of the two stands behind the dead one for ever");
+    assert!(report.stopped.unwrap().contains("is dead"));
+    drop(runner);
+}
+
+#[test]
+fn a_replay_that_is_refused_changes_no_payload() {
+    let (_folder, _clock, store) = desk();
+    let waits = enqueue(&store, "waits");
+    let fix = || Replay::new().fix(|_| Ok(serde_json::json!({ "name": "waits", "minor": 99 })));
+    assert!(matches!(store.replay(waits, fix(), "Ada"), Err(Error::WrongState { .. })));
+    assert!(matches!(store.replay(waits, fix().dry_run(), "Ada"), Err(Error::WrongState { .. })));
+    assert_eq!(store.payload(waits).unwrap().unwrap(), r#"{"name":"waits","minor":1}"#);
+    drain(&store);
+    assert!(matches!(store.replay(waits, fix(), "Ada"), Err(Error::WrongState { .. })));
+    assert_eq!(store.payload(waits).unwrap().unwrap(), r#"{"name":"waits","minor":1}"#);
+}
+
+#[test]
+fn what_becomes_of_a_job_whose_process_is_gone_is_told_as_it_will_be() {
+    let (folder, _clock, store) = desk();
+    for (on_crash, stops, then, words) in [
+        (0, false, AfterCrash::RunsAgain, "runs again"),
+        (1, false, AfterCrash::Parked, "is parked for a person"),
+        (1, true, AfterCrash::Parked, "is parked for a person"),
+        (2, false, AfterCrash::Dead, "is dead"),
+        (0, true, AfterCrash::Cancelled, "is called off"),
+    ] {
+        let id = enqueue(&store, &format!("{on_crash}/{stops}"));
+        lease(&folder, id, on_crash);
+        if stops {
+            store.cancel(id, "Ada").unwrap();
+        }
+        let why = store.explain(id).unwrap();
+        assert!(matches!(why.reason, Reason::Running { then: told, .. } if told == then), "{why:?}");
+        assert!(why.to_string().contains(words), "{why}");
+    }
+    drain(&store);
+    let parked = ["1/false", "1/true"].map(|key| store.find("post", key).unwrap().unwrap().state);
+    assert_eq!(parked, [State::Parked; 2]);
+    assert_eq!(store.find("post", "0/true").unwrap().unwrap().state, State::Cancelled);
+}
+
+#[test]
+fn a_kind_in_which_all_workers_hang_is_in_nobodys_hands_until_one_comes_back() {
+    #[derive(Serialize, Deserialize)]
+    struct Hang(u32);
+    impl Job for Hang {
+        const KIND: &'static str = "hang";
+        type Output = ();
+        fn key(&self) -> String {
+            self.0.to_string()
+        }
+        fn timeout() -> Option<Duration> {
+            Some(Duration::from_millis(50))
+        }
+        fn retry() -> RetryPolicy {
+            RetryPolicy::default().base(Duration::ZERO)
+        }
+    }
+    let folder = TempStore::new().unwrap();
+    let store = folder.open().unwrap();
+    let go_on = Arc::new(AtomicBool::new(false));
+    let may_go = Arc::clone(&go_on);
+    let handler = move |_: Hang, _: &Context| {
+        while !may_go.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    };
+    let runner = Runner::builder(&store).workers(1).handle(handler).start().unwrap();
+    let ids = [0, 1].map(|n| store.enqueue(&Hang(n)).unwrap().id);
+    wait_until("the kind is closed", || runner.closed_kinds() == ["hang"]);
+    let code = |id| store.explain(id).unwrap().reason.code();
+    wait_until("it is said so", || code(ids[1]) == "no_handler");
+    wait_until("health names it", || store.health().unwrap().to_string().contains("hang"));
+    go_on.store(true, Ordering::Release);
+    wait_until("both are done", || ids.iter().all(|&id| state(&store, id) == State::Done));
+    runner.stop(Duration::from_secs(5)).unwrap();
+    let open = "SELECT count(*) FROM birkez_presence WHERE until IS NULL";
+    assert_eq!(ask::<i64>(folder.path(), open), 0, "what was taken up again ends with the runner");
+}
+
+#[test]
+fn a_person_gives_a_canary_all_its_attempts_back() {
+    let (_folder, clock, store) = desk();
+    let id = enqueue(&store, "parked/1");
+    drain(&store);
+    for decide in
+        [(|store: &Store, id| store.resolve(id, Resolution::Retry, "Ada").unwrap()) as fn(&Store, i64), |store, id| {
+            assert_eq!(store.release(id, "Ada").unwrap(), 1)
+        }]
+    {
+        run_sql(store.path(), &format!("UPDATE birkez_job SET one_attempt = 1 WHERE id = {id}"));
+        decide(&store, id);
+        assert_eq!(ask::<i64>(store.path(), "SELECT one_attempt FROM birkez_job"), 0);
+        clock.advance(Duration::from_secs(1));
+        drain(&store);
+    }
+}
+
+#[test]
+fn a_time_that_the_job_has_set_itself_is_not_put_down_to_a_person() {
+    let (_folder, clock, store) = desk();
+    let id = enqueue(&store, "snoozes");
+    let later = clock.now() + Duration::from_secs(60);
+    store.reschedule(id, later, "Ada").unwrap();
+    assert!(store.explain(id).unwrap().to_string().contains("set by Ada"));
+    clock.set(later);
+    let handler = |_: Post, _: &Context| Err::<i64, _>(birkez::snooze(Duration::from_secs(3_600)));
+    Drain::new(Runner::builder(&store).handle(handler)).unwrap().drain().unwrap();
+    let why = store.explain(id).unwrap();
+    assert!(matches!(&why.reason, Reason::Scheduled { by: None, .. }), "{why}");
+}
