@@ -40,8 +40,9 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     /// [`FORMER_KINDS`](Job::FORMER_KINDS).
     const KIND: &'static str;
 
-    /// The queue: a named group of kinds, to pause or to limit them together ([`Scope`](crate::Scope)). Defaults to
-    /// `default`.
+    /// The queue: a named group of kinds, to pause or to limit them together ([`Scope`](crate::Scope)). The program
+    /// that was started last says which queue a kind is in: another version of it may move the kind out of one that is
+    /// paused. Defaults to `default`.
     const QUEUE: &'static str = "default";
 
     /// Number of the payload's present form. Defaults to 1. Raise it when an older payload needs

@@ -16,6 +16,7 @@ use crate::owner::{Sign, lives};
 use crate::pen::{Act, Group, Mode, OpResult};
 use crate::sql;
 use crate::store::Store;
+use crate::upkeep::note_time;
 
 const BEGIN: Act = Act { name: "saying what a runner handles", instead: "the same before the transaction" };
 const END: Act = Act { name: "saying that a runner has ended", instead: "the same after the transaction" };
@@ -126,6 +127,7 @@ impl Drop for Presence {
 
 /// Answers the numbers of the first and the last row.
 fn say(group: &mut Group<'_>, kinds: &[Saying], schedules: &[String], owner: i64) -> OpResult<(i64, i64)> {
+    note_time(group)?;
     let mut news = 0;
     for said in kinds {
         let row = params![said.kind, said.queue, said.goes_by, said.advice, group.now];

@@ -267,7 +267,8 @@ impl RunnerBuilder {
     /// nothing of `J`; it runs where it is handled. Its key, its kind and its shape are those of `J`, everything else is
     /// the default. The death of such a job is told by none. Defaults to none.
     ///
-    /// A program that starts without it, while no other process of it is alive, ends it.
+    /// A program that starts without it, while no other process of it is alive, ends it. A program is known by the name of
+    /// its file: one that is renamed with each version leaves what the older one asked for.
     pub fn on_dead<J: Job>(mut self) -> Self {
         self.notices.push(Notice::of_death::<J>());
         self

@@ -6,6 +6,7 @@
 //! `birkez_upkeep` says when each part was done last, so that of several processes one does it at a time.
 
 mod adopt;
+mod belief;
 mod jobs;
 mod records;
 mod remove;
@@ -21,6 +22,8 @@ use std::time::Duration;
 use rusqlite::Connection;
 
 pub(crate) use self::adopt::Former;
+use self::belief::believed_time;
+pub(crate) use self::belief::note_time;
 pub use self::report::{UpkeepReport, WalState};
 use self::retention::{EACH, Part, Parts};
 pub use self::retention::{Keep, Kept, Retention};
@@ -122,6 +125,7 @@ impl Store {
     ) -> Result<UpkeepReport> {
         let retention = &self.inner.retention;
         let mut work = Work::new(self, EASE, go_on);
+        work.now = believed_time(self)?;
         for former in former {
             adopt_in_turn(&mut work, former)?;
         }
@@ -131,7 +135,7 @@ impl Store {
             }
         }
         if retention.has_rule(Parts::ALL)
-            && jobs::is_any_old(self, retention)?
+            && jobs::is_any_old(&work, retention)?
             && let Some(turn) = Turn::take_unfinished(&work, "all", WHOLE)?
         {
             let from = turn.place.max(0);
@@ -179,7 +183,7 @@ fn walk_in_turn(work: &mut Work<'_>, retention: &Retention, part: Part) -> Resul
     };
     let parts = Parts::only(part);
     if let Some(place) = Turn::place_if_due(work, what, WALK)?
-        && jobs::leads_on(work.store, retention, jobs::Walk { parts, whole: false, from: place })?
+        && jobs::leads_on(work, retention, jobs::Walk { parts, whole: false, from: place })?
         && let Some(turn) = Turn::take(work, what, WALK)?
     {
         let walk = jobs::Walk { parts, whole: false, from: turn.place };

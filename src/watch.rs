@@ -101,7 +101,7 @@ impl Store {
     /// Calls `f` whenever something has changed, in a thread of the store's, until what this returns is dropped; such as to
     /// ask a user interface to draw itself anew. What changes while it runs is one more call. It should be brief: others
     /// that watch through this store are told of other processes' commits by the same thread. One that panics is not
-    /// called again.
+    /// called again. Whoever drops the last handle waits for a call that is under way: `f` must not wait for that thread.
     ///
     /// ```
     /// # fn main() -> anyhow::Result<()> {
@@ -316,6 +316,10 @@ impl Shared {
     fn call(&self) {
         let callbacks = self.callbacks().clone();
         for (id, f) in callbacks {
+            // One before it may have taken long, and this one's handle be dropped meanwhile.
+            if !self.callbacks().iter().any(|(known, _)| *known == id) {
+                continue;
+            }
             if catch_unwind(AssertUnwindSafe(|| f())).is_err() {
                 tracing::error!("a function that was called on a change has panicked; it is not called again");
                 self.callbacks().retain(|(other, _)| *other != id);

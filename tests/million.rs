@@ -53,7 +53,7 @@ fn fill(path: &Path, jobs: u32) {
          INSERT INTO birkez_job (kind, key, payload, fingerprint, state, gate, run_at, created_at, claims, attempts,
                                  finished_at, result, idempotency, origin)
          SELECT 'post', 'old/' || i, '{{\"n\":' || i || ',\"pad\":\"' || printf('%.*c', 80, 'x') || '\"}}',
-                zeroblob(17), 2, NULL, 1000, 1000, 1, 1, CASE WHEN i <= {jobs} / 2 THEN 2000 ELSE 4000000000000 END, '7',
+                zeroblob(17), 2, NULL, 1000, 1000, 1, 1, CASE WHEN i <= {jobs} / 2 THEN 1750000000000 ELSE 4000000000000 END, '7',
                 hex(randomblob(16)), 'app'
          FROM n;
          INSERT INTO birkez_count VALUES ('post', 2, {jobs});

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use birkez::testing::{Drain, ManualClock, TempStore};
 use birkez::{
-    AfterCrash, Context, Error, Filter, Job, Reason, Replay, Resolution, RetryPolicy, Runner, State, Store, Verdicts,
+    AfterCrash, Context, Error, Filter, Job, Keep, Kept, Occurrence, Reason, Replay, Resolution, Retention,
+    RetryPolicy, Runner, Schedule, Scope, State, Store, Verdicts,
 };
 use common::{ask, run_sql, wait_until};
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,19 @@ impl Job for Post {
     }
     fn retry() -> RetryPolicy {
         RetryPolicy::default().jitter(0.0).max_attempts(3)
+    }
+}
+
+#[test]
+fn child_role() {
+    match common::role().as_deref() {
+        Some("run") => {
+            let store = Store::open(common::given("FILE")).unwrap();
+            let _runner = Runner::builder(&store).handle(as_its_name_says).start().unwrap();
+            std::thread::sleep(common::PATIENCE);
+        }
+        Some(other) => panic!("no role {other}"),
+        None => {}
     }
 }
 
@@ -232,4 +246,97 @@ fn a_time_that_the_job_has_set_itself_is_not_put_down_to_a_person() {
     Drain::new(Runner::builder(&store).handle(handler)).unwrap().drain().unwrap();
     let why = store.explain(id).unwrap();
     assert!(matches!(&why.reason, Reason::Scheduled { by: None, .. }), "{why}");
+}
+
+#[test]
+fn what_is_paused_or_limited_to_none_is_not_late() {
+    let (_folder, clock, store) = desk();
+    let runner = || Drain::new(Runner::builder(&store).handle(as_its_name_says)).unwrap();
+    let drain = runner();
+    let codes = || store.health().unwrap().needs.iter().map(|need| need.code).collect::<Vec<_>>();
+    let scope = || Scope::kind("post");
+    for hold in [true, false] {
+        if hold {
+            store.pause(scope(), "Ada").unwrap();
+        } else {
+            store.set_limit(scope(), Some(0), "Ada").unwrap();
+        }
+        enqueue(&store, &format!("waits/{hold}"));
+        drain.drain().unwrap();
+        clock.advance(Duration::from_secs(600));
+        assert_eq!(codes(), [""; 0], "held since ten minutes on purpose");
+        store.unpause(scope(), "Ada").unwrap();
+        store.set_limit(scope(), None, "Ada").unwrap();
+        drain.drain().unwrap();
+    }
+}
+
+#[test]
+fn an_occurrence_whose_jobs_are_not_kept_any_more_says_so() {
+    let (_folder, clock, store) = desk();
+    let schedule = Schedule::cron("nightly", "0 3 * * *").unwrap().zone("UTC").unwrap();
+    let map = |at: &Occurrence| vec![Post { name: at.date().to_string(), minor: 1 }];
+    let drain = Drain::new(Runner::builder(&store).handle(as_its_name_says).schedule(schedule, map)).unwrap();
+    for _ in 0..3 {
+        drain.drain().unwrap();
+        clock.advance(Duration::from_secs(86_400));
+    }
+    drain.drain().unwrap();
+    let told = |date: &str| store.explain_schedule("nightly", date.parse().unwrap()).unwrap()[0].to_string();
+    assert!(told("2026-05-31").contains("job 1"), "{}", told("2026-05-31"));
+    store.prune(&Retention::keep_all().done(Kept::default().key(Keep::newest(0)))).unwrap();
+    assert!(told("2026-05-31").contains("one job that is not kept any more"), "{}", told("2026-05-31"));
+}
+
+#[test]
+fn who_died_is_nobodys_runner_for_health_and_explain_alike() {
+    let folder = TempStore::new().unwrap();
+    let store = folder.open().unwrap();
+    let child = common::Child::start("run", &[("FILE", folder.path())]);
+    let is_handled = || store.stats().unwrap().kinds.iter().any(|kind| kind.kind == "post" && kind.is_handled);
+    wait_until("it is there", is_handled);
+    child.kill();
+    enqueue(&store, "waits");
+    assert_eq!(store.explain(1).unwrap().reason.code(), "no_handler");
+    assert!(!is_handled());
+    let needs = store.health().unwrap().to_string();
+    assert!(needs.contains("no live runner handles it") && needs.contains("no runner is alive"), "{needs}");
+}
+
+#[test]
+fn a_copy_that_is_empty_or_not_there_is_refused_for_what_it_is() {
+    let folder = TempStore::new().unwrap();
+    let (copy, target) = (folder.path().with_file_name("copy.db"), folder.path().with_file_name("panel.db"));
+    let missing = Store::restore(&copy, &target).unwrap_err();
+    assert!(missing.code() == "IO" && missing.to_string().contains("copy.db"), "{missing}");
+    std::fs::write(&copy, "").unwrap();
+    assert_eq!(Store::restore(&copy, &target).unwrap_err().code(), "DAMAGED");
+    assert!(!target.exists());
+}
+
+#[test]
+fn a_function_whose_handle_is_dropped_is_not_called_after_that() {
+    let folder = TempStore::new().unwrap();
+    let store = folder.open().unwrap();
+    let (begun, go_on, called) = (flag(), flag(), flag());
+    let (has_begun, may_go, was_called) = (Arc::clone(&begun), Arc::clone(&go_on), Arc::clone(&called));
+    let slow = store
+        .on_change(move || {
+            has_begun.store(true, Ordering::Release);
+            while !may_go.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })
+        .unwrap();
+    let second = store.on_change(move || was_called.store(true, Ordering::Release)).unwrap();
+    enqueue(&store, "a");
+    wait_until("the first is at it", || begun.load(Ordering::Acquire));
+    drop(second);
+    go_on.store(true, Ordering::Release);
+    drop(slow);
+    assert!(!called.load(Ordering::Acquire));
+}
+
+fn flag() -> Arc<AtomicBool> {
+    Arc::new(AtomicBool::new(false))
 }

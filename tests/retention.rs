@@ -398,6 +398,12 @@ fn a_runner_does_it_by_itself_and_says_where_it_is() {
     }
     desk.drain();
     desk.clock.advance(DAY * 31);
+    // A clock that jumps ahead is believed when it has stood for a day.
+    desk.drain();
+    let clock = "SELECT at, place FROM birkez_upkeep WHERE what = 'clock'";
+    let noted = rows(desk.folder.path(), clock);
+    assert!(!noted[0].ends_with("Integer(0)]"), "{noted:?}");
+    desk.clock.advance(DAY);
     let runner = Runner::builder(&desk.store).handle(|_: Letter, _: &Context| Ok(String::new())).start().unwrap();
     let left = "SELECT count(*) FROM birkez_job WHERE payload IS NOT NULL";
     wait_until("the payloads are gone", || desk.ask::<i64>(left) == 0);
@@ -432,7 +438,7 @@ fn fill(store: &Store, jobs: u32) {
             Ok(tx.execute_batch(&format!(
                 "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {jobs})
                  INSERT INTO birkez_job (kind, key, payload, state, gate, run_at, created_at, finished_at, result)
-                 SELECT 'letter', 'f' || i, '{{\"name\":\"f' || i || '\"}}', 2, NULL, 1000, 1000, 2000, '\"x\"' FROM n;
+                 SELECT 'letter', 'f' || i, '{{\"name\":\"f' || i || '\"}}', 2, NULL, 1000, 1000, 1750000000000, '\"x\"' FROM n;
                  INSERT INTO birkez_attempt SELECT id, 1, 1, 'transient', 't', 1, 1, 2 FROM birkez_job WHERE state = 2;
                  INSERT INTO birkez_step SELECT id, 's', '1', 1 FROM birkez_job WHERE state = 2;
                  INSERT INTO birkez_count VALUES ('letter', 2, {jobs});"

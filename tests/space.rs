@@ -24,7 +24,7 @@ fn fill(store: &Store, from: u32, jobs: u32) {
             Ok(tx.execute_batch(&format!(
                 "WITH RECURSIVE n (i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM n WHERE i < {from} + {jobs} - 1)
                  INSERT INTO birkez_job (kind, key, payload, state, gate, run_at, created_at, finished_at, result)
-                 SELECT 'big', 'f' || i, '{{\"secret\":\"' || printf('%.*c', 2000, 's') || '\"}}', 2, NULL, 1, 1, 2, '1'
+                 SELECT 'big', 'f' || i, '{{\"secret\":\"' || printf('%.*c', 2000, 's') || '\"}}', 2, NULL, 1, 1, 1750000000000, '1'
                  FROM n;
                  INSERT INTO birkez_count VALUES ('big', 2, {jobs}) ON CONFLICT DO UPDATE SET n = n + {jobs};"
             ))?)

@@ -12,7 +12,7 @@ use super::part::Part;
 use crate::act::{Deed, record};
 use crate::connect::{check_engine, explain_open};
 use crate::enqueue::text;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::failure::Class;
 use crate::fault::StorageFault;
 use crate::job::instant;
@@ -53,7 +53,7 @@ impl Store {
     /// - every schedule is paused as of the copy's time, by `restored`; what was asked of one is closed;
     /// - the file's [generation](Store::generation) rises, and the record of deeds says so.
     ///
-    /// What is enqueued from then on runs as usual. [`release_restored`](Store::release_restored) lets the rest go on, under
+    /// What is enqueued from then on runs as usual, but behind what is held of its ordering key. [`release_restored`](Store::release_restored) lets the rest go on, under
     /// the same ids and keys.
     ///
     /// A backup that is put at its place by hand is treated so by the first store that opens it. One made by other means
@@ -122,6 +122,7 @@ impl StoreBuilder {
         let copy = copy.as_ref();
         let (path, connector, busy) = self.parts();
         check_engine(self.accepts_engine())?;
+        check_copy(copy)?;
         let source = Connection::open_with_flags(copy, OpenFlags::SQLITE_OPEN_READ_ONLY)
             .and_then(|source| connector.prepare(&source).map(|()| source))
             .map_err(|error| explain_open(error, copy))?;
@@ -134,6 +135,16 @@ impl StoreBuilder {
         part.finish(RESTORE)?;
         let restored = self.open()?.restored()?;
         restored.ok_or_else(|| crate::Error::OutcomeUnknown { act: RESTORE, cause: "its record is gone".to_owned() })
+    }
+}
+
+/// SQLite takes an empty file for an empty database: as a copy it is none.
+fn check_copy(copy: &Path) -> Result<()> {
+    let found = std::fs::metadata(copy);
+    let found = found.map_err(|source| Error::Io { act: "reading the copy", path: copy.to_owned(), source })?;
+    match found.len() {
+        0 => Err(Error::Damaged { path: copy.to_owned(), cause: "it is empty".to_owned() }),
+        _ => Ok(()),
     }
 }
 

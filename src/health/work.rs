@@ -1,5 +1,6 @@
 //! What the jobs need.
 
+use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::{OptionalExtension, Transaction};
@@ -8,8 +9,10 @@ use super::Need;
 use super::schedules::{LATE, LONG_PAUSE, time};
 use crate::enqueue::text;
 use crate::failure::Class;
+use crate::hold::{limits_of, pauses_of};
 use crate::job::instant;
-use crate::numbers::{Numbers, Stats, count};
+use crate::numbers::{KindStats, Numbers, Stats, count};
+use crate::owner::{Sign, lives};
 use crate::schedule::ScheduleInfo;
 use crate::sql;
 
@@ -74,7 +77,8 @@ fn waiting(tx: &Transaction<'_>, stats: &Stats, now: i64, schedules: &[ScheduleI
             );
             needs.push(Need::new("unhandled", Some(&kind.kind), text));
         }
-        if let Some(age) = oldest_ready.filter(|age| *age > TOO_LONG) {
+        let is_held = is_held_back(tx, kind)?;
+        if let Some(age) = oldest_ready.filter(|age| *age > TOO_LONG && !is_held) {
             let text =
                 format!("the oldest ready job of kind {} could have run {} minutes ago", kind.kind, age.as_secs() / 60);
             needs.push(Need::new("late", Some(&kind.kind), text));
@@ -82,12 +86,29 @@ fn waiting(tx: &Transaction<'_>, stats: &Stats, now: i64, schedules: &[ScheduleI
     }
     let late = schedules.iter().filter(|schedule| schedule.due_since.is_some_and(|since| instant(now) - since > LATE));
     let late = late.count();
-    let is_alive: bool = tx.prepare_cached(sql::ANY_RUNNER)?.query_row([now], |row| row.get(0))?;
+    let is_alive = is_any_alive(tx, now)?;
     if !is_alive && (stats.total.ready > 0 || late > 0) {
         let text = format!("no runner is alive, while {} ready and {late} schedules are late", jobs(stats.total.ready));
         needs.push(Need::new("no_runner", None, text));
     }
     Ok(needs)
+}
+
+/// Whether it is meant to wait: its kind or its queue is paused, or limited to none.
+fn is_held_back(tx: &Transaction<'_>, kind: &KindStats) -> rusqlite::Result<bool> {
+    Ok(!pauses_of(tx, &kind.kind)?.is_empty() || limits_of(tx, &kind.kind)?.iter().any(|limit| limit.most == 0))
+}
+
+fn is_any_alive(tx: &Transaction<'_>, now: i64) -> rusqlite::Result<bool> {
+    let database = Path::new(tx.path().unwrap_or_default());
+    let mut ask = tx.prepare_cached(sql::SIGNS)?;
+    let mut rows = ask.query([])?;
+    while let Some(row) = rows.next()? {
+        if lives(&Sign::read(row, [0, 1, 2, 3, 4])?, database, now) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn paused(tx: &Transaction<'_>, stats: &Stats, now: i64) -> rusqlite::Result<Vec<Need>> {

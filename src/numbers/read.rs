@@ -11,6 +11,7 @@ use super::{SLOT, count, keys, slot_of};
 use crate::clock::millis;
 use crate::error::Result;
 use crate::job::instant;
+use crate::owner::{Sign, lives};
 use crate::sql;
 use crate::store::Store;
 
@@ -72,8 +73,7 @@ pub(crate) fn read_stats(tx: &Transaction<'_>, now: i64, window: Duration) -> ru
         .prepare_cached(sql::QUEUES)?
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    let handled: BTreeSet<String> =
-        tx.prepare_cached(sql::HANDLED_KINDS)?.query_map([now], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    let handled = handled(tx, now)?;
     let mut kinds = Kinds::default();
     for kind in queues.keys().chain(&handled) {
         kinds.of(kind.clone());
@@ -92,6 +92,27 @@ pub(crate) fn read_stats(tx: &Transaction<'_>, now: i64, window: Duration) -> ru
     let size = ask(sql::PAGE_SIZE)?;
     stats.file = FileSize { database: size * ask(sql::PAGE_COUNT)?, free: size * ask(sql::FREE_PAGES)?, wal: 0 };
     Ok(stats)
+}
+
+/// Kinds in the hands of a process that lives.
+fn handled(tx: &Transaction<'_>, now: i64) -> rusqlite::Result<BTreeSet<String>> {
+    let database = Path::new(tx.path().unwrap_or_default());
+    let (mut handled, mut last) = (BTreeSet::new(), None);
+    let mut ask = tx.prepare_cached(sql::HANDLED_KINDS)?;
+    let mut rows = ask.query([])?;
+    while let Some(row) = rows.next()? {
+        let sign = Sign::read(row, [1, 2, 3, 4, 5])?;
+        // The kinds of one process follow one another, and its lock is tried once.
+        let is_alive = match last {
+            Some((ref known, is_alive)) if *known == sign => is_alive,
+            _ => lives(&sign, database, now),
+        };
+        last = Some((sign, is_alive));
+        if is_alive {
+            handled.insert(row.get(0)?);
+        }
+    }
+    Ok(handled)
 }
 
 #[derive(Default)]

@@ -186,6 +186,7 @@ pub(crate) fn reap(pen: &Pen, watch: &mut Watch, gone: Vec<Gone>) -> Result<usiz
 }
 
 /// The signs of life of an owner whose row says that it lives.
+#[derive(PartialEq)]
 pub(crate) struct Sign {
     uuid: Option<String>,
     has_lock: bool,

@@ -111,6 +111,7 @@ struct Made {
     made_at: i64,
     cause: String,
     conflicts: Vec<String>,
+    jobs: u32,
 }
 
 impl Made {
@@ -122,6 +123,7 @@ impl Made {
             made_at: row.get(2)?,
             cause: text(row, 3)?.unwrap_or_default(),
             conflicts: conflicts.unwrap_or_default(),
+            jobs: row.get(5)?,
         })
     }
 }
@@ -171,7 +173,8 @@ impl View<'_> {
                 others.extend(self.nobody_at(due)?);
             }
             let (jobs, conflicts) = (self.jobs(&made.id)?, made.conflicts);
-            Fate::Ran { at, cause: made.cause, late_ms: late.map(crate::clock::millis), jobs, conflicts }
+            let (late_ms, of) = (late.map(crate::clock::millis), made.jobs);
+            Fate::Ran { at, cause: made.cause, late_ms, of, jobs, conflicts }
         };
         let schedule = self.row.name.clone();
         Ok(OccurrenceFate { schedule, occurrence: Some(made.id), due_at: Some(due), fate, others })

@@ -18,11 +18,11 @@ UPDATE main.birkez_job SET handed_at = ?2 WHERE id = ?1 AND handed_at IS NULL AN
 
 /// What stands in the file of one occurrence.
 pub(crate) const OCCURRENCE: &str = "
-SELECT occurrence, due_at, made_at, cause, conflicts FROM main.birkez_occurrence WHERE schedule = ?1 AND occurrence = ?2";
+SELECT occurrence, due_at, made_at, cause, conflicts, jobs FROM main.birkez_occurrence WHERE schedule = ?1 AND occurrence = ?2";
 
 /// What was made of a stretch of time, in order.
 pub(crate) const OCCURRENCES_DUE: &str = "
-SELECT occurrence, due_at, made_at, cause, conflicts FROM main.birkez_occurrence
+SELECT occurrence, due_at, made_at, cause, conflicts, jobs FROM main.birkez_occurrence
 WHERE schedule = ?1 AND due_at >= ?2 AND due_at < ?3 ORDER BY due_at, occurrence LIMIT 1000";
 
 pub(crate) const JOBS_OF_OCCURRENCE: &str = "

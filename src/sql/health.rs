@@ -10,9 +10,12 @@ ORDER BY finished_at DESC, id DESC LIMIT 1";
 pub(crate) const PARKED_BY_REASON: &str = "
 SELECT reason, count(*) FROM main.birkez_job INDEXED BY birkez_job_parked WHERE state = 1 GROUP BY reason ORDER BY reason";
 
-/// Whether a runner lives by its row and has been heard of lately.
-pub(crate) const ANY_RUNNER: &str = "
-SELECT EXISTS (SELECT 1 FROM main.birkez_runner WHERE ended_at IS NULL AND heard_at >= ?1 - 2 * lease_ms)";
+/// Who lives by its row and has something in hand, and what tells whether it lives.
+pub(crate) const SIGNS: &str = "
+SELECT uuid, has_lock, boot, heard_at, lease_ms FROM main.birkez_runner AS runner
+WHERE ended_at IS NULL
+  AND EXISTS (SELECT 1 FROM main.birkez_presence WHERE runner = runner.id AND until IS NULL)
+ORDER BY id";
 
 pub(crate) const MISSED_OF: &str = "
 SELECT count(*), coalesce(sum(count), 0), max(last) FROM main.birkez_missed INDEXED BY birkez_missed_attention

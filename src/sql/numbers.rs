@@ -54,9 +54,9 @@ GROUP BY job.kind, job.gate, due";
 
 /// Kinds that a runner which lives by its row has in hand.
 pub(crate) const HANDLED_KINDS: &str = "
-SELECT DISTINCT held.name
+SELECT held.name, runner.uuid, runner.has_lock, runner.boot, runner.heard_at, runner.lease_ms
 FROM main.birkez_runner AS runner CROSS JOIN main.birkez_presence AS held ON held.runner = runner.id
-WHERE runner.ended_at IS NULL AND held.until IS NULL AND held.what = 'kind' AND runner.heard_at >= ?1 - 2 * runner.lease_ms";
+WHERE runner.ended_at IS NULL AND held.until IS NULL AND held.what = 'kind' ORDER BY runner.id";
 
 pub(crate) const MISSED_ATTENTION: &str = "
 SELECT count(*), coalesce(sum(count), 0) FROM main.birkez_missed INDEXED BY birkez_missed_attention WHERE attention = 1";

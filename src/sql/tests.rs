@@ -274,7 +274,7 @@ fn numbers_look_at_no_finished_job() {
         assert!(handled.iter().any(|step| step.contains(index)), "{handled:#?}");
     }
     assert!(plan(TALLIED).iter().any(|step| step.contains("PRIMARY KEY (slot>?)")), "{:#?}", plan(TALLIED));
-    assert!(plan(ANY_RUNNER).iter().any(|step| step.contains("birkez_runner_live")), "{:#?}", plan(ANY_RUNNER));
+    assert!(plan(SIGNS).iter().any(|step| step.contains("birkez_runner_live")), "{:#?}", plan(SIGNS));
     let range = plan(JOB_RANGE);
     assert!(range.iter().all(|step| !step.starts_with("SCAN main.birkez_job") || step.contains("INDEX")), "{range:#?}");
     assert_plan(SAMPLE, "INTEGER PRIMARY KEY (rowid>?)");

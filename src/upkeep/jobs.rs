@@ -47,7 +47,7 @@ pub(super) fn walk(work: &mut Work<'_>, retention: &Retention, walk: Walk, turn:
     if !retention.has_rule(walk.parts) {
         return Ok(());
     }
-    let cuts = cuts(work.store, retention, walk.parts)?;
+    let cuts = cuts(work, retention, walk.parts)?;
     let spared = if walk.parts.has(Part::Key) { last_successes(work.store)? } else { Vec::new() };
     let mut place = walk.from;
     let mut silent = 0;
@@ -82,19 +82,19 @@ pub(super) fn walk(work: &mut Work<'_>, retention: &Retention, walk: Walk, turn:
 }
 
 /// Whether a walk would find something, or get on.
-pub(super) fn leads_on(store: &Store, retention: &Retention, walk: Walk) -> Result<bool> {
-    let cuts = cuts(store, retention, walk.parts)?;
-    let found = stretch(store, &cuts, walk, walk.from)?;
+pub(super) fn leads_on(work: &Work<'_>, retention: &Retention, walk: Walk) -> Result<bool> {
+    let cuts = cuts(work, retention, walk.parts)?;
+    let found = stretch(work.store, &cuts, walk, walk.from)?;
     Ok(!found.due.is_empty() || !found.is_last && found.last != walk.from)
 }
 
 /// Whether a walk over all jobs can find anything. In a file whose very first job is young, it does not.
-pub(super) fn is_any_old(store: &Store, retention: &Retention) -> Result<bool> {
-    leads_on(store, retention, Walk { parts: Parts::ALL, whole: false, from: 0 })
+pub(super) fn is_any_old(work: &Work<'_>, retention: &Retention) -> Result<bool> {
+    leads_on(work, retention, Walk { parts: Parts::ALL, whole: false, from: 0 })
 }
 
-fn cuts(store: &Store, retention: &Retention, parts: Parts) -> Result<Cuts> {
-    Cuts::new(retention, parts, store.inner.clock.wall(), |state, most| beyond(store, state, most))
+fn cuts(work: &Work<'_>, retention: &Retention, parts: Parts) -> Result<Cuts> {
+    Cuts::new(retention, parts, work.now, |state, most| beyond(work.store, state, most))
 }
 
 fn stretch(store: &Store, cuts: &Cuts, walk: Walk, from: i64) -> Result<Stretch> {

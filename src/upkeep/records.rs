@@ -37,7 +37,7 @@ const RUNNERS: Records =
 const NUMBERS: Records = Records { find: sql::OLD_SLOTS, remove: sql::DROP_SLOT, count: |report| &mut report.numbers };
 
 pub(super) fn remove_old(work: &mut Work<'_>, retention: &Retention) -> Result<()> {
-    let now = work.store.inner.clock.wall();
+    let now = work.now;
     let cut = |age| now.saturating_sub(millis(age));
     if let Some(age) = retention.numbers {
         remove(work, NUMBERS, cut(age).div_euclid(SLOT))?;

@@ -30,7 +30,9 @@ impl Keep {
         Keep::age(Duration::from_secs(days as u64 * 86_400))
     }
 
-    /// For so long after its end.
+    /// For so long after its end, by the machine's clock. What is removed by itself is removed with care: a clock that jumps
+    /// ahead by more than two days counts only once it has stood for a day, and an end before 2025 tells no age. Whoever
+    /// calls [`upkeep`](crate::Store::upkeep) or [`prune`](crate::Store::prune) believes the clock.
     pub const fn age(age: Duration) -> Keep {
         Keep { age: Some(age), newest: None }
     }
@@ -212,6 +214,9 @@ impl Retention {
     }
 }
 
+/// A time before this, the first of 2025, is that of a machine which did not know it: it tells no age.
+const FIRST_TIME: i64 = 1_735_689_600_000;
+
 /// The finished states, as they are stored.
 pub(super) const FINISHED: [i64; 3] = [2, 3, 4];
 const PARTS: usize = 4;
@@ -297,7 +302,8 @@ impl Cuts {
         let mut due = Parts::default();
         let (Some(slot), Some(finished_at)) = (slot(state), finished_at) else { return due };
         for part in EACH {
-            let too_old = self.age[slot][part as usize].is_some_and(|cut| finished_at <= cut);
+            let cut = self.age[slot][part as usize].filter(|_| finished_at >= FIRST_TIME);
+            let too_old = cut.is_some_and(|cut| finished_at <= cut);
             let beyond = self.number[slot][part as usize].is_some_and(|last| id <= last);
             if too_old || beyond {
                 due.add(part);
@@ -320,8 +326,9 @@ impl Cuts {
 mod tests {
     use super::*;
 
+    /// The time is so many milliseconds after the first that counts.
     fn cuts(retention: &Retention, now: i64) -> Cuts {
-        Cuts::new(retention, Parts::ALL, now, |_, most| Ok::<_, ()>(Some(100 - most as i64))).unwrap()
+        Cuts::new(retention, Parts::ALL, FIRST_TIME + now, |_, most| Ok::<_, ()>(Some(100 - most as i64))).unwrap()
     }
 
     #[test]
@@ -329,14 +336,14 @@ mod tests {
         let kept = Kept::default().payload(Keep::age(Duration::from_millis(10)).and_newest(40)).key(Keep::newest(90));
         let cuts = cuts(&Retention::keep_all().done(kept), 1_000);
         let payload = Parts::only(Part::Payload);
-        assert_eq!(cuts.due(61, 2, Some(990)), payload, "as old as it may be is too old");
-        assert_eq!(cuts.due(61, 2, Some(991)), Parts::default());
-        assert_eq!(cuts.due(60, 2, Some(991)), payload, "beyond the newest");
+        assert_eq!(cuts.due(61, 2, Some(FIRST_TIME + 990)), payload, "as old as it may be is too old");
+        assert_eq!(cuts.due(61, 2, Some(FIRST_TIME + 991)), Parts::default());
+        assert_eq!(cuts.due(60, 2, Some(FIRST_TIME + 991)), payload, "beyond the newest");
         let mut both = payload;
         both.add(Part::Key);
-        assert_eq!(cuts.due(10, 2, Some(999)), both);
+        assert_eq!(cuts.due(10, 2, Some(FIRST_TIME + 999)), both);
         for state in [0, 1, 3, 4] {
-            assert_eq!(cuts.due(1, state, Some(0)), Parts::default(), "state {state} has no rule");
+            assert_eq!(cuts.due(1, state, Some(FIRST_TIME)), Parts::default(), "state {state} has no rule");
         }
     }
 
@@ -344,21 +351,29 @@ mod tests {
     fn by_default_only_done_jobs_lose_anything_and_never_their_keys() {
         let month = 30 * 86_400_000;
         let cuts = cuts(&Retention::default(), 500 * 86_400_000);
-        assert_eq!(cuts.due(1, 2, Some(500 * 86_400_000 - month)), Parts(0b0011));
-        assert_eq!(cuts.due(1, 2, Some(500 * 86_400_000 - month + 1)), Parts::default());
-        assert_eq!(cuts.due(1, 2, Some(0)), Parts(0b0111));
-        assert_eq!(cuts.due(1, 3, Some(0)), Parts::default());
-        assert_eq!(cuts.due(1, 4, Some(0)), Parts::default());
+        assert_eq!(cuts.due(1, 2, Some(FIRST_TIME + 500 * 86_400_000 - month)), Parts(0b0011));
+        assert_eq!(cuts.due(1, 2, Some(FIRST_TIME + 500 * 86_400_000 - month + 1)), Parts::default());
+        assert_eq!(cuts.due(1, 2, Some(FIRST_TIME)), Parts(0b0111));
+        assert_eq!(cuts.due(1, 3, Some(FIRST_TIME)), Parts::default());
+        assert_eq!(cuts.due(1, 4, Some(FIRST_TIME)), Parts::default());
+    }
+
+    #[test]
+    fn a_time_that_no_clock_can_have_meant_tells_no_age() {
+        let cuts = cuts(&Retention::default(), 500 * 86_400_000);
+        for end in [0, 1, FIRST_TIME - 1] {
+            assert_eq!(cuts.due(1, 2, Some(end)), Parts::default());
+        }
     }
 
     #[test]
     fn a_walk_ends_only_where_no_rule_reaches() {
         let kept = Kept::default().payload(Keep::age(Duration::from_millis(10))).key(Keep::newest(40));
         let cuts = cuts(&Retention::keep_all().done(kept), 1_000);
-        assert!(cuts.is_young(61, 991));
-        assert!(!cuts.is_young(60, 991), "it may be beyond the newest");
-        assert!(!cuts.is_young(61, 990), "it may be too old");
+        assert!(cuts.is_young(61, FIRST_TIME + 991));
+        assert!(!cuts.is_young(60, FIRST_TIME + 991), "it may be beyond the newest");
+        assert!(!cuts.is_young(61, FIRST_TIME + 990), "it may be too old");
         assert!(!cuts.is_young(61, 0), "nobody has looked at it");
-        assert!(!cuts.is_young(61, 1_001), "the clock was ahead");
+        assert!(!cuts.is_young(61, FIRST_TIME + 1_001), "the clock was ahead");
     }
 }

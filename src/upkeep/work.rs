@@ -33,6 +33,8 @@ pub(super) type Step<T> = dyn Fn(&mut Group<'_>, &T, &mut UpkeepReport) -> rusql
 
 pub(super) struct Work<'a> {
     pub store: &'a Store,
+    /// The time that its rules of age count from.
+    pub now: i64,
     /// The lock is free for so many times as long as it was held.
     ease: u32,
     go_on: &'a dyn Fn() -> bool,
@@ -47,7 +49,8 @@ pub(super) struct Work<'a> {
 impl<'a> Work<'a> {
     pub(super) fn new(store: &'a Store, ease: u32, go_on: &'a dyn Fn() -> bool) -> Work<'a> {
         let began = Stopwatch::start();
-        Work { store, ease, go_on, report: UpkeepReport::default(), rows: FIRST, unsaved: 0, began, beside: None }
+        let (now, report) = (store.inner.clock.wall(), UpkeepReport::default());
+        Work { store, now, ease, go_on, report, rows: FIRST, unsaved: 0, began, beside: None }
     }
 
     /// Whether it is to go on.

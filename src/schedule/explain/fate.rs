@@ -52,7 +52,9 @@ pub enum Fate {
         cause: String,
         /// How late, in milliseconds, if it was later than the schedule's grace.
         late_ms: Option<i64>,
-        /// Its jobs, and where they are now.
+        /// How many jobs it had.
+        of: u32,
+        /// Those of them that are still kept, and where they are now.
         jobs: Vec<JobRef>,
         /// Kind and key of those that exist with other content.
         conflicts: Vec<String>,
@@ -266,7 +268,7 @@ impl fmt::Display for Fate {
 
 impl Fate {
     fn ran(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fate::Ran { at, cause, late_ms, jobs, conflicts } = self else { return Ok(()) };
+        let Fate::Ran { at, cause, late_ms, of, jobs, conflicts } = self else { return Ok(()) };
         let why = match cause.as_str() {
             "asked" => ", since somebody asked for it",
             "backfill" => ", back-filled",
@@ -275,8 +277,12 @@ impl Fate {
         write!(f, "ran at {}{why}", time(*at))?;
         late_ms.map_or(Ok(()), |late| write!(f, ", {} late", Span(late)))?;
         list(f, jobs)?;
-        if jobs.is_empty() && conflicts.is_empty() {
-            f.write_str(", and had no job to make")?;
+        let gone = (*of as usize).saturating_sub(jobs.len() + conflicts.len());
+        match gone {
+            0 if *of == 0 => f.write_str(", and had no job to make")?,
+            0 => {}
+            1 => f.write_str(", and one job that is not kept any more")?,
+            n => write!(f, ", and {n} jobs that are not kept any more")?,
         }
         if conflicts.is_empty() {
             return Ok(());
