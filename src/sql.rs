@@ -278,8 +278,11 @@ UPDATE main.birkez_job SET state = 0, gate = ?3, reason = NULL, run_at = ?2, dea
     one_attempt = 0
 WHERE id = ?1 AND state = 1";
 
+/// It may be the first look at a plain INSERT.
 pub(crate) const RESCHEDULE: &str = "
-UPDATE main.birkez_job SET run_at = ?2, gate = ?3 WHERE id = ?1 AND state = 0";
+UPDATE main.birkez_job
+SET run_at = ?2, gate = ?3, created_at = CASE created_at WHEN 0 THEN ?4 ELSE created_at END
+WHERE id = ?1 AND state = 0";
 
 /// Its fingerprint stays: a repeat with other content is still told apart.
 pub(crate) const DISCARD: &str =

@@ -107,7 +107,8 @@ fn child_role() {
 #[test]
 fn a_thousand_lines_keep_their_order_through_failures_and_kills_and_only_the_one_with_a_dead_head_stops() {
     let lines = rounds("BIRKEZ_LINES", 1_000);
-    let seed = std::env::var("BIRKEZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let seed =
+        std::env::var("BIRKEZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
     println!("BIRKEZ_SEED={seed}");
     let folder = TempStore::new().unwrap();
     let store = open(folder.path());

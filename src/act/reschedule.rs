@@ -49,7 +49,7 @@ impl Store {
                 (true, None) => 1,
             };
             let gate = come_back(group, job.id, job.line(), open)?;
-            group.statement(sql::RESCHEDULE)?.execute(params![job.id, run_at, gate])?;
+            group.statement(sql::RESCHEDULE)?.execute(params![job.id, run_at, gate, group.now])?;
             group.note_due(run_at);
             Ok(Some(()))
         })?;
