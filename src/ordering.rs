@@ -67,6 +67,8 @@ pub(crate) fn supersede(group: &mut Group<'_>, job: &Candidate) -> rusqlite::Res
         }
     }
     move_up(group, ordering_key)?;
+    // Whoever has called it off has claimed nothing in its place, and looks once more.
+    group.claimable = true;
     Ok(true)
 }
 

@@ -298,6 +298,21 @@ fn what_a_person_calls_done_counts_as_done_for_older_versions() {
 }
 
 #[test]
+fn what_comes_after_one_that_is_called_off_does_not_wait_for_another_look() {
+    let folder = TempStore::new().unwrap();
+    let store = folder.open().unwrap();
+    let drain = Drain::new(Runner::builder(&store).handle(|job: Update, _: &Context| Ok(job.event))).unwrap();
+    let update = |of: &str, event, at| Update { of: of.to_owned(), at, event };
+    let _ = store.enqueue(&update("one", 1, 9)).unwrap();
+    drain.drain().unwrap();
+    // From elsewhere, so that all is claimed in a look; nobody stands behind the old one.
+    let _ = folder.open().unwrap().enqueue_all(&[update("one", 2, 3), update("other", 3, 1)]).unwrap();
+    assert_eq!(drain.drain().unwrap(), 1);
+    let state = |key: &str| store.find("update", key).unwrap().unwrap().state;
+    assert_eq!((state("2"), state("3")), (State::Cancelled, State::Done));
+}
+
+#[test]
 fn what_stands_behind_many_old_versions_runs_at_once() {
     let folder = TempStore::new().unwrap();
     let store = folder.open().unwrap();
