@@ -94,6 +94,8 @@ pub struct Runner {
     pub pending: Vec<(i64, i64, Outcome)>,
     /// Claims since a job of lower priority had its turn.
     pub passed: u32,
+    /// And of those, while one of lower priority waited all the time.
+    pub in_front: u32,
 }
 
 #[derive(Clone, Debug, Default)]

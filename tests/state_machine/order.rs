@@ -19,7 +19,8 @@ pub fn judge(
 ) -> Result<BTreeSet<i64>, String> {
     let waiting: Vec<_> = model.jobs.values().filter(|job| job.is_claimable() && !moved_up.contains(&job.id)).collect();
     let mut turns = BTreeSet::new();
-    let mut passed = model.runners.get(&runner).map_or(0, |runner| runner.passed);
+    let known = model.runners.get(&runner).cloned().unwrap_or_default();
+    let (mut passed, mut in_front) = (known.passed, known.in_front);
     let best = claimed.iter().filter_map(|id| Some(model.jobs.get(id)?.priority)).max().unwrap_or(0);
     for id in claimed {
         let job = model.job(*id)?;
@@ -43,20 +44,25 @@ pub fn judge(
         let first = waiting.iter().find(comes_first);
         if let Some(first) = first {
             if first.is_suspect() || first.priority <= job.priority || passed < PATIENCE {
-                return Err(format!("job {id} was claimed before job {}, {passed} after the last turn: {job:?} {first:?}", first.id));
+                return Err(format!(
+                    "job {id} was claimed before job {}, {passed} after the last turn: {job:?} {first:?}",
+                    first.id
+                ));
             }
             turns.insert(*id);
-            passed = 0;
+            (passed, in_front) = (0, 0);
         } else {
             let lower = |other: &&&crate::model::Job| other.priority < job.priority && !other.is_suspect();
             let starved = waiting.iter().find(lower);
             passed += 1;
-            if let Some(starved) = starved.filter(|_| passed > PATIENCE + SLACK) {
-                return Err(format!("job {} waits, and {passed} others were claimed since the last turn", starved.id));
+            in_front = if starved.is_some() { in_front + 1 } else { 0 };
+            if let Some(starved) = starved.filter(|_| in_front > PATIENCE + SLACK) {
+                return Err(format!("job {} waits, and {in_front} others were claimed in front of it", starved.id));
             }
         }
     }
-    model.runners.entry(runner).or_default().passed = passed;
+    let runner = model.runners.entry(runner).or_default();
+    (runner.passed, runner.in_front) = (passed, in_front);
     Ok(turns)
 }
 
