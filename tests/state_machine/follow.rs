@@ -64,6 +64,7 @@ pub fn follow(model: &mut Model, seen: &Seen, runner: i64, looked: bool, took_ba
             break;
         }
     }
+    give_back(model, seen, runner)?;
     followed.turns = claim_new(model, seen, runner, &moved_up, early.as_ref())?;
     Ok(followed)
 }
@@ -80,6 +81,18 @@ fn settle_pending(model: &mut Model, seen: &Seen, runner: i64) -> Result<(), Str
     }
     model.runners.entry(runner).or_default().pending.clear();
     Ok(())
+}
+
+/// What was to stop before it had started is given back.
+fn give_back(model: &mut Model, seen: &Seen, runner: i64) -> Result<(), String> {
+    let held =
+        model.leases_of(runner).filter(|(job, lease)| lease.cancel && !lease.is_started && !is_held(seen, job.id));
+    let held: Vec<(i64, i64)> = held.map(|(job, lease)| (job.id, lease.token)).collect();
+    held.into_iter().try_for_each(|(id, token)| model.settle(id, token, &Outcome::GivenBack))
+}
+
+fn is_held(seen: &Seen, id: i64) -> bool {
+    seen.leases.contains_key(&id)
 }
 
 fn claimable(model: &Model) -> BTreeSet<i64> {

@@ -83,6 +83,8 @@ pub enum Outcome {
     Snooze(i64),
     Panic,
     Undecodable,
+    /// Claimed, and asked to stop before it started.
+    GivenBack,
 }
 
 /// A process that claims.
@@ -190,25 +192,40 @@ impl Model {
         job.is_in_line() && job.line.as_deref().and_then(|line| self.head(line)).is_some_and(|head| head < id)
     }
 
+    fn line_runs(&self, line: &str) -> bool {
+        let is_of = |job: &&Job| job.line.as_deref() == Some(line) && !job.for_callers;
+        self.jobs.values().filter(is_of).any(|job| job.lease.is_some())
+    }
+
     /// A job waits for its time, its turn or a worker.
     pub fn wait(&mut self, id: i64, run_at: i64) {
         let now = self.now;
+        let line = self.jobs[&id].line.clone().filter(|_| !self.jobs[&id].for_callers);
+        let first = line.as_deref().and_then(|line| self.head(line));
+        let line_runs = line.is_some_and(|line| self.line_runs(&line));
         let job = self.edit(id);
         job.run_at = run_at;
         job.state = State::Waiting(Gate::Later);
         let gate = match (job.for_callers, job.suspect) {
             (true, _) => Gate::Callers,
-            _ if self.is_behind(id) => Gate::Behind,
+            _ if line_runs || self.is_behind(id) => Gate::Behind,
             _ if run_at > now => Gate::Later,
             (_, Some(_)) => Gate::Suspect,
             (_, None) => Gate::Open,
         };
         self.edit(id).state = State::Waiting(gate);
+        // One that comes back to its old place may be in front of the one whose turn it was.
+        if let Some(first) = first.filter(|first| *first > id && !line_runs)
+            && matches!(self.jobs[&first].state, State::Waiting(_))
+        {
+            self.edit(first).state = State::Waiting(Gate::Behind);
+        }
     }
 
-    /// Whoever stood behind one that has left its line moves up.
+    /// Whoever stood behind one that has left its line moves up, unless one of the line runs.
     pub fn move_up(&mut self, left: i64) {
-        let Some(head) = self.jobs[&left].line.clone().and_then(|line| self.head(&line)) else { return };
+        let Some(line) = self.jobs[&left].line.clone().filter(|_| !self.jobs[&left].for_callers) else { return };
+        let Some(head) = self.head(&line).filter(|_| !self.line_runs(&line)) else { return };
         if self.jobs[&head].state == State::Waiting(Gate::Behind) {
             let run_at = self.jobs[&head].run_at;
             self.wait(head, run_at);
@@ -356,7 +373,21 @@ impl Model {
     pub fn settle(&mut self, id: i64, token: i64, outcome: &Outcome) -> Result<(), String> {
         let lease = self.job(id)?.lease.clone().filter(|lease| lease.token == token);
         let lease = lease.ok_or_else(|| format!("job {id} was settled by {token}, who does not hold it"))?;
-        let now = self.now;
+        let run_at = self.jobs[&id].run_at;
+        self.decide(id, &lease, outcome);
+        let is_done = matches!(outcome, Outcome::Done | Outcome::Commit);
+        if lease.cancel && !is_done && self.jobs[&id].state != State::Parked("unknown_outcome".into()) {
+            // Asked to stop, it does not run again.
+            self.edit(id).run_at = run_at;
+            self.finish(id, State::Cancelled);
+        }
+        self.move_up(id);
+        Ok(())
+    }
+
+    /// What becomes of a job that nobody has asked to stop.
+    fn decide(&mut self, id: i64, lease: &Lease, outcome: &Outcome) {
+        let (now, token) = (self.now, lease.token);
         let job = self.edit(id);
         (job.lease, job.claims, job.suspect) = (None, token, None);
         let Kind { at_most_once, max_attempts, total, .. } = *job.kind;
@@ -423,44 +454,48 @@ impl Model {
                 job.deadline = deadline.map(|at| at + pause);
                 self.wait(id, now + pause);
             }
+            // Only what is to stop is given back here.
+            Outcome::GivenBack => job.attempts = attempt - 1,
         }
-        Ok(())
     }
 
     /// A process is found gone, or signs off: all that it held is taken back.
     pub fn take_back(&mut self, runner: i64) {
-        let held: Vec<i64> = self.leases_of(runner).map(|(job, _)| job.id).collect();
-        for id in held {
-            let now = self.now;
-            let job = self.edit(id);
-            let Some(lease) = job.lease.take() else { continue };
-            job.claims = lease.token + 1;
-            job.suspect = None;
-            let verdict = job.on_crash(lease.attempt, lease.was_suspect);
-            if verdict == 1 {
-                job.state = State::Parked("unknown_outcome".into());
-                job.class = Some("unknown_outcome");
-                job.history.push((lease.token, lease.attempt, "unknown_outcome", false));
-                continue;
-            }
-            if lease.was_suspect {
-                job.class = Some("crashed");
-                job.history.push((lease.token, lease.attempt, "crashed", true));
-            }
-            if verdict == 2 {
-                self.finish(id, State::Dead);
-                continue;
-            }
-            // At once, whatever its time was: it ran already.
-            job.suspect = Some(now);
-            let gate = match (job.for_callers, self.is_behind(id)) {
-                (true, _) => Gate::Callers,
-                (false, true) => Gate::Behind,
-                (false, false) => Gate::Suspect,
-            };
-            self.edit(id).state = State::Waiting(gate);
+        let held: Vec<(i64, Lease)> = self.leases_of(runner).map(|(job, lease)| (job.id, lease.clone())).collect();
+        held.iter().for_each(|(id, _)| self.edit(*id).lease = None);
+        for (id, lease) in held {
+            self.take_back_one(id, &lease);
+            self.move_up(id);
         }
         self.runners.entry(runner).or_default().pending.clear();
+    }
+
+    fn take_back_one(&mut self, id: i64, lease: &Lease) {
+        let now = self.now;
+        let job = self.edit(id);
+        (job.claims, job.suspect) = (lease.token + 1, None);
+        let verdict = job.on_crash(lease.attempt, lease.was_suspect);
+        if verdict == 1 {
+            job.state = State::Parked("unknown_outcome".into());
+            job.class = Some("unknown_outcome");
+            job.history.push((lease.token, lease.attempt, "unknown_outcome", false));
+            return;
+        }
+        if lease.was_suspect {
+            job.class = Some("crashed");
+            job.history.push((lease.token, lease.attempt, "crashed", true));
+        }
+        if verdict == 2 || lease.cancel {
+            return self.finish(id, if lease.cancel { State::Cancelled } else { State::Dead });
+        }
+        // At once, whatever its time was: it ran already.
+        job.suspect = Some(now);
+        let gate = match (job.for_callers, self.is_behind(id)) {
+            (true, _) => Gate::Callers,
+            (false, true) => Gate::Behind,
+            (false, false) => Gate::Suspect,
+        };
+        self.edit(id).state = State::Waiting(gate);
     }
 
     pub fn leases_of(&self, runner: i64) -> impl Iterator<Item = (&Job, &Lease)> {

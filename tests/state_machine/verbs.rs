@@ -1,7 +1,7 @@
 //! What people do to jobs: for each verb how a history chooses it, what the library is asked, and what it must do. A new
 //! verb is an arm in each of the three.
 
-use birkez::{Class, Filter, JobName, Resolution, State as Word, Store, Which};
+use birkez::{Class, Filter, JobName, Replay, Resolution, State as Word, Store, Which};
 use chrono::DateTime;
 use fastrand::Rng;
 
@@ -22,6 +22,9 @@ pub enum Verb {
     /// To so many milliseconds from now.
     Reschedule(i64),
     PassOver,
+    Cancel,
+    /// So many milliseconds apart.
+    Replay(i64),
 }
 
 /// Which jobs, chosen before it is known which there are.
@@ -48,7 +51,7 @@ pub struct Wanted {
 impl Verb {
     /// A verb, and the state that it is meant for.
     pub fn choose(chance: &mut Rng) -> (Verb, &'static str) {
-        match chance.u8(..14) {
+        match chance.u8(..22) {
             0 => (Verb::Resume(REASONS[chance.usize(..2)]), "parked"),
             1..3 => (Verb::Release, "parked"),
             3 => (Verb::ResolveDone, "parked"),
@@ -56,13 +59,18 @@ impl Verb {
             5 => (Verb::ResolveDead, "parked"),
             6..9 => (Verb::Discard, "dead"),
             9..12 => (Verb::Reschedule(chance.i64(-30_000..120_000)), "waiting"),
-            _ => (Verb::PassOver, "dead"),
+            12..14 => (Verb::PassOver, "dead"),
+            14..17 => (Verb::Cancel, ["waiting", "running", "running", "parked"][chance.usize(..4)]),
+            _ => (
+                Verb::Replay([0, 0, 1_000, 60_000][chance.usize(..4)]),
+                ["dead", "dead", "cancelled"][chance.usize(..3)],
+            ),
         }
     }
 
     /// Whether it takes a filter.
     pub fn is_for_many(&self) -> bool {
-        matches!(self, Verb::Release | Verb::Discard | Verb::Reschedule(_))
+        !matches!(self, Verb::ResolveDone | Verb::ResolveRetry | Verb::ResolveDead | Verb::PassOver | Verb::Resume(_))
     }
 
     /// As it stands in the record.
@@ -73,6 +81,8 @@ impl Verb {
             Verb::Discard => "discard",
             Verb::Reschedule(_) => "reschedule",
             Verb::PassOver => "pass over",
+            Verb::Cancel => "cancel",
+            Verb::Replay(_) => "replay",
         }
     }
 
@@ -92,12 +102,19 @@ impl Verb {
                 store.reschedule(which, DateTime::from_timestamp_millis(now + from_now).unwrap(), who)
             }
             Verb::PassOver => store.pass_over(id, who).map(usize::from),
+            Verb::Cancel => store.cancel(which, who).map(|all| all.len()),
+            Verb::Replay(apart) => {
+                let how = Replay::new().everything();
+                let how = if *apart > 0 { how.per_minute((60_000 / apart) as u32) } else { how };
+                store.replay(which, how, who).map(|report| report.replayed.len())
+            }
         };
         answer.map_err(|error| error.code())
     }
 
     /// What must become of one job: false if the verb does not apply to it as it stands.
-    fn rule(&self, model: &mut Model, id: i64) -> Result<bool, &'static str> {
+    /// `nth` is how many it has changed before.
+    fn rule(&self, model: &mut Model, id: i64, nth: usize) -> Result<bool, &'static str> {
         let now = model.now;
         let job = model.jobs[&id].clone();
         let is_unknown = job.state == State::Parked("unknown_outcome".into());
@@ -140,12 +157,41 @@ impl Verb {
                 model.edit(id).holds_key = false;
                 model.move_up(id);
             }
+            Verb::Cancel if is_unknown => return Err("MUST_RESOLVE"),
+            Verb::Cancel => match model.edit(id).lease.as_mut() {
+                Some(lease) if lease.cancel => return Ok(false),
+                // It is asked to stop.
+                Some(lease) => lease.cancel = true,
+                None if !is_parked && job.word() != "waiting" => return Ok(false),
+                None => {
+                    model.edit(id).suspect = None;
+                    model.finish(id, State::Cancelled);
+                }
+            },
+            Verb::Replay(_) if !matches!(job.state, State::Dead | State::Cancelled) => return Ok(false),
+            Verb::Replay(_) if !job.has_payload => return Err("ITS_PAYLOAD_IS_GONE"),
+            Verb::Replay(apart) => {
+                let job = model.edit(id);
+                (job.attempts, job.deadline, job.suspect, job.finished_at) = (0, None, None, None);
+                (job.result, job.one_attempt) = (None, false);
+                model.wait(id, now + nth as i64 * apart);
+                model.edit(id).holds_key = true;
+            }
         }
         Ok(true)
     }
 
     /// Does it to the model; answers what the library must have answered.
     pub fn expect(&self, model: &mut Model, target: &Target) -> Result<usize, &'static str> {
+        let wanted = match target {
+            Target::Filter(wanted) if matches!(self, Verb::Replay(_)) => match wanted.state {
+                None => &Target::Filter(Wanted { state: Some("dead"), ..wanted.clone() }),
+                Some("dead" | "cancelled") => target,
+                Some(_) => return Err("REPLAY_REFUSED"),
+            },
+            _ => target,
+        };
+        let target = wanted;
         let parked = |reason: &str| State::Parked(reason.to_owned());
         let ids: Vec<i64> = match (self, target) {
             (Verb::Resume(reason), _) => {
@@ -169,12 +215,14 @@ impl Verb {
             {
                 continue;
             }
-            match self.rule(model, id) {
+            match self.rule(model, id, changed) {
                 Ok(true) => {
                     let touched = (self.word(), before.number(), before.class, before.attempts);
                     model.edit(id).deeds.push(touched);
                     changed += 1;
                 }
+                // It says so in its report.
+                Err("ITS_PAYLOAD_IS_GONE") if is_named => return Ok(0),
                 Err(code) if is_named => return Err(code),
                 Ok(false) | Err(_) => {}
             }

@@ -469,7 +469,7 @@ impl World {
                 tx.execute("INSERT INTO effect VALUES (?1)", [cx.job_id()])?;
                 Ok(new.content)
             }),
-            Outcome::Error | Outcome::Undecodable => fails(),
+            Outcome::Error | Outcome::Undecodable | Outcome::GivenBack => fails(),
             Outcome::Transient => fails().transient(),
             Outcome::Permanent => fails().permanent(),
             Outcome::Park(reason) => fails().park(*reason),
