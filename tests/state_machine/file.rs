@@ -194,7 +194,10 @@ const NEVER: [(&str, &str); 6] = [
       WHERE ordering_key IS NOT NULL AND gate BETWEEN 1 AND 3
         AND (gate = 2) <> EXISTS (SELECT 1 FROM birkez_job AS ahead
              WHERE ahead.ordering_key = job.ordering_key AND ahead.id < job.id AND ahead.for_callers = 0
-               AND (ahead.state < 2 OR (ahead.state = 3 AND ahead.holds_key = 1)))",
+               AND (ahead.state < 2 OR (ahead.state = 3 AND ahead.holds_key = 1)))
+        -- A replayed one may have come to stand in front of one that runs.
+        AND NOT EXISTS (SELECT 1 FROM birkez_lease JOIN birkez_job AS running ON running.id = job_id
+                        WHERE running.ordering_key = job.ordering_key AND running.for_callers = 0)",
     ),
     (
         "a count that is not the number of rows",
