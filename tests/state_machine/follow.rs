@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use birkez::rusqlite::Connection;
 
 use crate::file::{self, Held};
-use crate::model::{Model, Outcome};
+use crate::model::{Job, Lease, Model, Outcome};
 use crate::order;
 
 /// What the file shows.
@@ -36,11 +36,11 @@ pub fn has_buffered(model: &Model, runner: i64) -> bool {
     model.leases_of(runner).any(|(job, lease)| !lease.is_started && job.content.is_some())
 }
 
-/// `looked`: it has looked through the whole file since. `took_back`: it has claimed while it took back the jobs of a dead
-/// process, before that look.
-pub fn follow(model: &mut Model, seen: &Seen, runner: i64, looked: bool, took_back: bool) -> Result<Followed, String> {
+/// `looked`: it has looked through the whole file since. `is_first`: it may have claimed before that look, while it
+/// found that another process is gone.
+pub fn follow(model: &mut Model, seen: &Seen, runner: i64, looked: bool, is_first: bool) -> Result<Followed, String> {
     settle_pending(model, seen, runner)?;
-    let early = took_back.then(|| claimable(model));
+    let early = is_first.then(|| claimable(model));
     if looked {
         model.let_in();
     }
@@ -83,16 +83,17 @@ fn settle_pending(model: &mut Model, seen: &Seen, runner: i64) -> Result<(), Str
     Ok(())
 }
 
-/// What was to stop before it had started is given back.
+/// What was to stop, or was paused, before it had started is given back.
 fn give_back(model: &mut Model, seen: &Seen, runner: i64) -> Result<(), String> {
-    let held =
-        model.leases_of(runner).filter(|(job, lease)| lease.cancel && !lease.is_started && !is_held(seen, job.id));
+    let must = |job: &Job, lease: &Lease| lease.cancel || model.paused.contains(job.kind.name);
+    let held = model.leases_of(runner).filter(|(job, lease)| !lease.is_started && must(job, lease));
+    let held = held.filter(|(job, lease)| !is_held(seen, job.id, lease.token));
     let held: Vec<(i64, i64)> = held.map(|(job, lease)| (job.id, lease.token)).collect();
     held.into_iter().try_for_each(|(id, token)| model.settle(id, token, &Outcome::GivenBack))
 }
 
-fn is_held(seen: &Seen, id: i64) -> bool {
-    seen.leases.contains_key(&id)
+fn is_held(seen: &Seen, id: i64, token: i64) -> bool {
+    seen.leases.get(&id).is_some_and(|held| held.token == token)
 }
 
 fn claimable(model: &Model) -> BTreeSet<i64> {

@@ -83,7 +83,7 @@ pub enum Outcome {
     Snooze(i64),
     Panic,
     Undecodable,
-    /// Claimed, and asked to stop before it started.
+    /// Claimed, and asked to stop or paused before it started.
     GivenBack,
 }
 
@@ -108,6 +108,8 @@ pub struct Model {
     /// The newest version of each line that is done.
     pub newest: BTreeMap<String, i64>,
     pub deeds: usize,
+    /// Kinds of which nothing is claimed.
+    pub paused: BTreeSet<&'static str>,
 }
 
 /// The answer to enqueueing.
@@ -246,6 +248,19 @@ impl Model {
         self.move_up(id);
     }
 
+    /// What ended so long ago goes: what it carried, or all of it.
+    pub fn prune(&mut self, content: i64, key: i64) {
+        let now = self.now;
+        let is_over = |job: &Job, age| job.finished_at.is_some_and(|at| at <= now - age);
+        self.jobs.retain(|_, job| job.state == State::Dead || !is_over(job, key));
+        for job in self.jobs.values_mut().filter(|job| is_over(job, content)) {
+            job.has_payload = false;
+            if job.state != State::Dead {
+                job.result = None;
+            }
+        }
+    }
+
     // ---- enqueue
 
     /// What enqueueing must answer; nothing is changed.
@@ -378,7 +393,7 @@ impl Model {
         let is_done = matches!(outcome, Outcome::Done | Outcome::Commit);
         if lease.cancel && !is_done && self.jobs[&id].state != State::Parked("unknown_outcome".into()) {
             // Asked to stop, it does not run again.
-            self.edit(id).run_at = run_at;
+            (self.edit(id).run_at, self.edit(id).suspect) = (run_at, None);
             self.finish(id, State::Cancelled);
         }
         self.move_up(id);
@@ -389,6 +404,7 @@ impl Model {
     fn decide(&mut self, id: i64, lease: &Lease, outcome: &Outcome) {
         let (now, token) = (self.now, lease.token);
         let job = self.edit(id);
+        let suspect = job.suspect;
         (job.lease, job.claims, job.suspect) = (None, token, None);
         let Kind { at_most_once, max_attempts, total, .. } = *job.kind;
         let deadline = job.deadline.or(total.map(|total| lease.since + total));
@@ -454,8 +470,13 @@ impl Model {
                 job.deadline = deadline.map(|at| at + pause);
                 self.wait(id, now + pause);
             }
-            // Only what is to stop is given back here.
-            Outcome::GivenBack => job.attempts = attempt - 1,
+            // As if it had not been claimed.
+            Outcome::GivenBack => {
+                (job.attempts, job.suspect) = (attempt - 1, suspect);
+                if self.is_behind(id) {
+                    self.edit(id).state = State::Waiting(Gate::Behind);
+                }
+            }
         }
     }
 

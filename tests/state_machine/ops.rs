@@ -44,6 +44,16 @@ pub enum Op {
         verb: Verb,
         target: Target,
     },
+    /// A kind is paused, or goes on.
+    Pause {
+        kind: usize,
+        on: bool,
+    },
+    /// What has been over for so many milliseconds loses its payload and result, or goes with its key.
+    Prune {
+        content: i64,
+        key: i64,
+    },
 }
 
 /// What shows that a process is gone.
@@ -125,6 +135,8 @@ impl Op {
             17..19 => {
                 Op::Once { kind: chance.usize(..4), new: Draft::choose(step, chance), outcome: Outcome::choose(chance) }
             }
+            19..22 => Op::Pause { kind: chance.usize(..KINDS.len()), on: chance.u8(..3) == 0 },
+            22 => Op::Prune { content: chance.i64(0..600_000), key: chance.i64(300_000..3_000_000) },
             _ => Op::beside(step, chance),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::Model;
+use crate::model::{Job, Model};
 
 /// So many may be claimed in front of a waiting job of lower priority.
 const PATIENCE: u32 = 16;
@@ -17,19 +17,23 @@ pub fn judge(
     claimed: &[i64],
     moved_up: &BTreeSet<i64>,
 ) -> Result<BTreeSet<i64>, String> {
-    let waiting: Vec<_> = model.jobs.values().filter(|job| job.is_claimable() && !moved_up.contains(&job.id)).collect();
+    let may_run = |job: &&Job| job.is_claimable() && !model.paused.contains(job.kind.name);
+    let waiting: Vec<_> = model.jobs.values().filter(may_run).filter(|job| !moved_up.contains(&job.id)).collect();
     let mut turns = BTreeSet::new();
     let known = model.runners.get(&runner).cloned().unwrap_or_default();
     let (mut passed, mut in_front) = (known.passed, known.in_front);
     let best = claimed.iter().filter_map(|id| Some(model.jobs.get(id)?.priority)).max().unwrap_or(0);
     for id in claimed {
         let job = model.job(*id)?;
+        if model.paused.contains(job.kind.name) {
+            return Err(format!("job {id} was claimed, and its kind is paused: {job:?}"));
+        }
         if job.is_suspect() && claimed.len() > 1 {
             return Err(format!(
                 "job {id} was held by a process that died, and was not claimed by itself: {claimed:?}"
             ));
         }
-        let comes_first = |other: &&&crate::model::Job| {
+        let comes_first = |other: &&&Job| {
             // Jobs that run at most once are claimed only where the claim is synced.
             let is_asked = !other.kind.at_most_once || job.kind.at_most_once;
             let is_before = match (job.is_suspect(), other.is_suspect()) {
@@ -43,7 +47,9 @@ pub fn judge(
         };
         let first = waiting.iter().find(comes_first);
         if let Some(first) = first {
-            if first.is_suspect() || first.priority <= job.priority || passed < PATIENCE {
+            // A turn goes by the level, and beside another claim not always to the oldest of the level.
+            let is_turn = first.priority > job.priority || first.priority == job.priority && claimed.len() > 1;
+            if first.is_suspect() || !is_turn || passed + (claimed.len() as u32) < PATIENCE {
                 return Err(format!(
                     "job {id} was claimed before job {}, {passed} after the last turn: {job:?} {first:?}",
                     first.id
@@ -52,7 +58,7 @@ pub fn judge(
             turns.insert(*id);
             (passed, in_front) = (0, 0);
         } else {
-            let lower = |other: &&&crate::model::Job| other.priority < job.priority && !other.is_suspect();
+            let lower = |other: &&&Job| other.priority < job.priority && !other.is_suspect();
             let starved = waiting.iter().find(lower);
             passed += 1;
             in_front = if starved.is_some() { in_front + 1 } else { 0 };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use birkez::rusqlite::Connection;
 use birkez::testing::{Drain, TempStore};
-use birkez::{Clock, Context, Durability, Error, Runner, Store, Verdicts, snooze};
+use birkez::{Clock, Context, Durability, Error, Keep, Kept, Retention, Runner, Scope, Store, Verdicts, snooze};
 use fastrand::Rng;
 
 use crate::file;
@@ -160,6 +160,8 @@ impl World {
                 self.replace(*process, true)?;
             }
             Op::Restart(process) => self.replace(*process, false)?,
+            Op::Pause { kind, on } => self.pause(&KINDS[*kind], *on)?,
+            Op::Prune { content, key } => self.prune(*content, *key)?,
             Op::Act { verb, target } => {
                 let which = target.which(&self.state().model);
                 let answer = verb.ask(&self.desk, which, self.time.wall());
@@ -188,6 +190,9 @@ impl World {
 
     /// Whatever was left running comes to an end that both agree on.
     pub fn end(self: &Arc<Self>) -> Check {
+        for kind in 0..KINDS.len() {
+            self.apply(&Op::Pause { kind, on: false })?;
+        }
         // One may die in the middle of this, too.
         for round in 0..12 {
             self.apply(&Op::Pass(4_000_000))?;
@@ -315,6 +320,28 @@ impl World {
             Outcome::Panic => Err("PANIC"),
             _ => Err("FAILED"),
         })
+    }
+
+    // ---- what holds jobs back, and what goes
+
+    fn pause(&self, kind: &'static Kind, on: bool) -> Check {
+        let (scope, who) = (Scope::kind(kind.name), "the history");
+        let changed = if on { self.desk.pause(scope, who) } else { self.desk.unpause(scope, who) };
+        let mut state = self.state();
+        let paused = &mut state.model.paused;
+        let wanted = if on { paused.insert(kind.name) } else { paused.remove(kind.name) };
+        state.model.deeds += usize::from(wanted);
+        let changed = changed.map_err(|error| error.to_string())?;
+        if changed == wanted { Ok(()) } else { Err(format!("{kind:?} was paused or not: {changed}, {wanted}")) }
+    }
+
+    fn prune(&self, content: i64, key: i64) -> Check {
+        let age = |time: i64| Keep::age(Duration::from_millis(time.unsigned_abs()));
+        let kept = Kept::default().payload(age(content)).result(age(content)).key(age(key));
+        let retention = Retention::keep_all().done(kept).cancelled(kept).dead(Kept::default().payload(age(content)));
+        self.desk.prune(&retention).map_err(|error| error.to_string())?;
+        self.state().model.prune(content, key);
+        Ok(())
     }
 
     // ---- processes
@@ -482,7 +509,7 @@ impl World {
     // ---- what the library did at its own choice
 
     /// Takes over from the file who was found gone.
-    fn note_taken_back(&self) -> bool {
+    fn note_taken_back(&self) {
         let leases = file::leases(&self.file());
         let mut state = self.state();
         let model = &state.model;
@@ -493,12 +520,11 @@ impl World {
             state.model.take_back(*runner);
             state.met.taken_back += 1;
         }
-        !gone.is_empty()
     }
 
     /// Takes over from the file what a process has settled, called off and claimed, if it was right to do so.
     fn sync(&self, runner: i64, moment: Moment) -> Check {
-        let was_taken_back = self.note_taken_back();
+        self.note_taken_back();
         let seen = Seen::of(&self.file());
         let mut state = self.state();
         let State { model, runs, met, .. } = &mut *state;
@@ -506,7 +532,7 @@ impl World {
         let is_first = moment != Moment::Write && run.as_ref().is_some_and(|run| run.is_first);
         // What it has claimed and not started lies there: then it had no reason for a look.
         let looked = moment == Moment::End || moment == Moment::Start && (is_first || !has_buffered(model, runner));
-        let followed = follow(model, &seen, runner, looked, is_first && was_taken_back)?;
+        let followed = follow(model, &seen, runner, looked, is_first)?;
         if moment == Moment::End && !model.runners[&runner].pending.is_empty() {
             return Err(format!("a drain has not written how an attempt ended: {:?}", model.runners[&runner]));
         }
