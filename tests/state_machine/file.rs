@@ -27,6 +27,12 @@ pub fn leases(file: &Connection) -> BTreeMap<i64, Held> {
     file.prepare_cached(sql).unwrap().query_map([], read).unwrap().map(Result::unwrap).collect()
 }
 
+/// The highest token of a job that was settled or taken back.
+pub fn claims(file: &Connection, job: i64) -> i64 {
+    let mut ask = file.prepare_cached("SELECT claims FROM birkez_job WHERE id = ?1").unwrap();
+    ask.query_row([job], |row| row.get(0)).unwrap()
+}
+
 /// Jobs that have come to an end of a class.
 pub fn ended(file: &Connection, class: &str) -> Vec<i64> {
     let sql = "SELECT id FROM birkez_job WHERE state >= 3 AND error_class = ?1 ORDER BY id";
