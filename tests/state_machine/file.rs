@@ -33,10 +33,20 @@ pub fn claims(file: &Connection, job: i64) -> i64 {
     ask.query_row([job], |row| row.get(0)).unwrap()
 }
 
-/// Jobs that have come to an end of a class.
-pub fn ended(file: &Connection, class: &str) -> Vec<i64> {
-    let sql = "SELECT id FROM birkez_job WHERE state >= 3 AND error_class = ?1 ORDER BY id";
-    file.prepare_cached(sql).unwrap().query_map([class], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+/// Jobs that were called off since a newer version was done.
+pub fn superseded(file: &Connection) -> Vec<i64> {
+    ids(file, "SELECT id FROM birkez_job WHERE state = 4 AND error_class = 'superseded'")
+}
+
+/// Jobs whose last attempt did not decode.
+pub fn undecodable(file: &Connection) -> Vec<i64> {
+    let sql = "SELECT id FROM birkez_job JOIN birkez_attempt ON job_id = id AND token = claims
+               WHERE state >= 3 AND class = 'undecodable'";
+    ids(file, sql)
+}
+
+fn ids(file: &Connection, sql: &str) -> Vec<i64> {
+    file.prepare_cached(sql).unwrap().query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
 }
 
 const COLUMNS: [&str; 26] = [

@@ -18,7 +18,7 @@ pub struct Seen {
 
 impl Seen {
     pub fn of(file: &Connection) -> Seen {
-        let [superseded, undecodable] = ["superseded", "undecodable"].map(|class| file::ended(file, class));
+        let (superseded, undecodable) = (file::superseded(file), file::undecodable(file));
         Seen { leases: file::leases(file), superseded, undecodable }
     }
 }

@@ -6,6 +6,8 @@ use crate::model::{Job, Model};
 
 /// So many may be claimed in front of a waiting job of lower priority.
 const PATIENCE: u32 = 16;
+/// Two that are claimed together count before either of them.
+const EARLY: u32 = 2;
 /// What else may come in between: a turn that went to another, what was claimed already.
 const SLACK: u32 = 40;
 
@@ -49,7 +51,7 @@ pub fn judge(
         if let Some(first) = first {
             // A turn goes by the level, and beside another claim not always to the oldest of the level.
             let is_turn = first.priority > job.priority || first.priority == job.priority && claimed.len() > 1;
-            if first.is_suspect() || !is_turn || passed + (claimed.len() as u32) < PATIENCE {
+            if first.is_suspect() || !is_turn || passed + EARLY < PATIENCE {
                 return Err(format!(
                     "job {id} was claimed before job {}, {passed} after the last turn: {job:?} {first:?}",
                     first.id
@@ -82,7 +84,11 @@ pub fn judge_start(model: &mut Model, runner: i64, id: i64) -> Result<(), String
     let best = held.iter().min_by_key(|(rank, _)| *rank).map_or(*started, |(_, best)| *best);
     // It may have been claimed as a turn though nothing was left for it to be preferred to.
     let passed = model.runners.get(&runner).map_or(0, |runner| runner.passed);
-    if best.id != id && (started.priority >= best.priority || passed < PATIENCE) {
+    // A suspect starts by itself: whatever lies beside it waits.
+    if started.lease.as_ref().is_some_and(|lease| lease.was_suspect) {
+        return Ok(());
+    }
+    if best.id != id && (started.priority >= best.priority || passed + EARLY < PATIENCE) {
         return Err(format!("job {id} starts before job {}, which lies beside it, {passed} after a turn", best.id));
     }
     if best.id != id {
