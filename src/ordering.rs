@@ -35,9 +35,10 @@ fn head(group: &Group<'_>, ordering_key: &str) -> rusqlite::Result<Option<Head>>
 /// the line runs.
 pub(crate) fn move_up(group: &mut Group<'_>, ordering_key: &str) -> rusqlite::Result<()> {
     let Some(next) = head(group, ordering_key)?.filter(|next| next.gate == Some(BEHIND)) else { return Ok(()) };
-    let gate = match next.is_suspect {
-        true => 3,
-        false => i64::from(next.run_at <= group.now),
+    let gate = match (next.run_at <= group.now, next.is_suspect) {
+        (false, _) => 0,
+        (true, true) => 3,
+        (true, false) => 1,
     };
     group.statement(sql::SET_GATE)?.execute([next.id, gate])?;
     group.note_due(next.run_at);

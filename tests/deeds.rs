@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use birkez::testing::{Drain, ManualClock, TempStore};
 use birkez::{
-    Class, Context, Deed, DeedPage, Filter, Job, JobName, RetryPolicy, Runner, Standing, State, Store, Verdicts, Which,
+    Class, Context, Deed, DeedPage, Filter, Job, JobName, Replay, RetryPolicy, Runner, Standing, State, Store,
+    Verdicts, Which,
 };
-use common::ask;
+use common::{ask, run_sql};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -187,6 +188,36 @@ fn a_job_brought_forward_does_not_overtake_its_line() {
     desk.clock.advance(Duration::from_secs(60));
     desk.drain();
     assert_eq!(desk.ran(), ["first", "second"]);
+}
+
+#[test]
+fn one_that_was_held_by_a_dead_process_does_not_run_before_the_time_it_was_moved_to() {
+    let desk = Desk::new();
+    let first = desk.post("dead/1", Some("line"));
+    desk.drain();
+    assert!(desk.store.pass_over(first, "Ada").unwrap());
+    // A process takes the second of the line; the first comes back to its place meanwhile, and the process dies.
+    let other = desk.folder.builder().clock(desk.clock.clone()).open().unwrap();
+    let _held = Drain::new(Runner::builder(&other).handle(|_: Post, _: &Context| Ok(()))).unwrap();
+    let second = other.enqueue(&Post { name: "second".into(), line: Some("line".into()) }).unwrap().id;
+    assert_eq!(desk.state("second"), State::Running);
+    desk.store.replay(first, Replay::new(), "Ada").unwrap();
+    run_sql(
+        desk.folder.path(),
+        "UPDATE birkez_runner SET boot = 'another' WHERE id IN (SELECT runner FROM birkez_lease)",
+    );
+    desk.clock.advance(Duration::from_secs(1));
+    desk.drain();
+    assert!(desk.store.job(second).unwrap().unwrap().suspect_since.is_some());
+    let at = desk.clock.now() + Duration::from_secs(3_600);
+    desk.store.reschedule(second, at, "Ada").unwrap();
+    desk.ran();
+    assert!(desk.store.pass_over(first, "Ada").unwrap());
+    desk.drain();
+    assert_eq!((desk.ran(), desk.state("second")), (vec![], State::Waiting));
+    desk.clock.advance(Duration::from_secs(3_600));
+    desk.drain();
+    assert_eq!(desk.ran(), ["second"]);
 }
 
 #[test]

@@ -87,12 +87,14 @@ pub struct Met {
 }
 
 pub struct World {
-    folder: TempStore,
+    /// Their threads and connections stay as they are: a process that died signs nothing off while anybody looks.
+    dead: Mutex<Vec<Arc<Process>>>,
     time: Arc<Time>,
     desk: Store,
     processes: Mutex<[Arc<Process>; 2]>,
     file: Mutex<Connection>,
     state: Mutex<State>,
+    folder: TempStore,
 }
 
 /// When the file is looked at.
@@ -124,6 +126,7 @@ impl World {
             desk,
             file,
             state: Mutex::default(),
+            dead: Mutex::default(),
         })
     }
 
@@ -364,13 +367,19 @@ impl World {
         let old = std::mem::replace(&mut self.processes.lock().unwrap()[at], fresh);
         let runner = old.runner;
         if has_died {
-            // Its threads and connections stay as they are: a process that died signs nothing off.
-            std::mem::forget(old);
+            self.dead.lock().unwrap().push(old);
             return Ok(());
         }
         drop(old);
         self.note_taken_back();
-        self.state().model.take_back(runner);
+        let (mut state, file) = (self.state(), self.file());
+        // What is paused or to stop was on its way back already.
+        let held = state.model.leases_of(runner).map(|(job, lease)| (job.id, lease.token));
+        let given_back: Vec<_> = held.filter(|(id, token)| file::claims(&file, *id) == *token).collect();
+        for (id, token) in given_back {
+            state.model.settle(id, token, &Outcome::GivenBack)?;
+        }
+        state.model.take_back(runner);
         Ok(())
     }
 
