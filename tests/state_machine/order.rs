@@ -6,8 +6,8 @@ use crate::model::{Job, Model};
 
 /// So many may be claimed in front of a waiting job of lower priority.
 const PATIENCE: u32 = 16;
-/// Two that are claimed together count before either of them.
-const EARLY: u32 = 2;
+/// What is looked at for a claim counts, also where it is called off or makes room for a turn.
+const EARLY: u32 = 6;
 /// What else may come in between: a turn that went to another, what was claimed already.
 const SLACK: u32 = 40;
 
