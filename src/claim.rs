@@ -290,7 +290,7 @@ pub(crate) fn take(
     if candidate.suspect {
         group.statement(sql::CHARGE)?.execute(params![candidate.id, attempt])?;
     }
-    let idempotency = match candidate.idempotency {
+    let idempotency = match candidate.idempotency.take() {
         Some(stored) => stored,
         None => {
             let computed = idempotency(&candidate);
@@ -298,7 +298,24 @@ pub(crate) fn take(
             computed
         }
     };
-    Ok(Some(Claim {
+    let since = group.now;
+    let at_most_once = traits.at_most_once;
+    let owner = Arc::clone(owner);
+    Ok(Some(claimed(candidate, Taken { attempt, token, since, at_most_once, idempotency, owner })))
+}
+
+/// What a claim adds to the job.
+struct Taken {
+    attempt: u32,
+    token: i64,
+    since: i64,
+    at_most_once: bool,
+    idempotency: String,
+    owner: Arc<Owner>,
+}
+
+fn claimed(candidate: Candidate, taken: Taken) -> Claim {
+    Claim {
         id: candidate.id,
         kind: candidate.kind,
         key: candidate.key,
@@ -306,21 +323,21 @@ pub(crate) fn take(
         shape: candidate.shape,
         priority: candidate.priority,
         run_at: candidate.run_at,
-        attempt,
-        token,
-        since: group.now,
+        attempt: taken.attempt,
+        token: taken.token,
+        since: taken.since,
         deadline: candidate.deadline,
         suspect: candidate.suspect,
         for_callers: candidate.for_callers,
-        at_most_once: traits.at_most_once,
+        at_most_once: taken.at_most_once,
         ordering_key: candidate.ordering_key,
         version: candidate.version,
         created_at: candidate.created_at,
         one_attempt: candidate.one_attempt,
-        idempotency,
-        owner: Arc::clone(owner),
+        idempotency: taken.idempotency,
+        owner: taken.owner,
         started: AtomicI64::new(0),
-    }))
+    }
 }
 
 impl Fairness {

@@ -78,7 +78,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) with `AlreadyExists` if something is at `path`, or a log (`-wal`, `-journal`) of a
+    /// [`Error::Io`] with `AlreadyExists` if something is at `path`, or a log (`-wal`, `-journal`) of a
     /// file that was there: it would be read as the new file's. Those of opening a store, for the copy. Nothing is at
     /// `path` then.
     pub fn restore(copy: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<RestoreInfo> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::crew::{Crew, NEVER, Stage};
-use super::pace::REACH;
+use super::pace::{Budget, REACH};
 use crate::claim::{Candidate, Fairness, Wish, claim, claim_suspect, let_in, next_due};
 use crate::fault::StorageFault;
 use crate::hold::{Holds, Room};
@@ -97,10 +97,7 @@ impl Crew {
         if kinds.iter().any(|kind| is_tainted(kind)) {
             idle = idle.min(self.room_for_hanging(&tainted));
         }
-        // Who is in something long will not start what is claimed ahead.
-        let quick = self.workers.saturating_sub(self.attempts.longer_than(REACH, self.now()));
-        let budget = self.pace.lock().unwrap_or_else(PoisonError::into_inner).budget(quick);
-        let budget = budget.with_buffered(self.buffer.len(), |f| self.buffer.each_kind(f));
+        let budget = self.budget();
         // Whoever only stores a job claims for idle workers; claiming ahead is the keeper's.
         let ahead = match (round.whole, group.brief) {
             (true, false) => budget.jobs,
@@ -136,6 +133,13 @@ impl Crew {
         }
         round.claimed = claim(group, &wish, &mut round.fairness)?;
         Ok(round.claimed.len() >= idle)
+    }
+
+    /// What may be claimed ahead. Who is in something long will not start it.
+    fn budget(&self) -> Budget {
+        let quick = self.workers.saturating_sub(self.attempts.longer_than(REACH, self.now()));
+        let budget = self.pace.lock().unwrap_or_else(PoisonError::into_inner).budget(quick);
+        budget.with_buffered(self.buffer.len(), |f| self.buffer.each_kind(f))
     }
 
     /// This crew's part in a transaction: what has come due, and what it claims.
