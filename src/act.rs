@@ -1,6 +1,7 @@
 //! What people do to jobs, and the record of it.
 //!
-//! Every verb names its jobs in one of three ways ([`Which`]) and says who does it, and why ([`Deed`]). Many jobs are
+//! Every verb says who does it, and why ([`Deed`]), and names its jobs in one of three ways ([`Which`]), but for the decisions
+//! about a single job ([`Store::resolve`], [`Store::pass_over`]), which take its number. Many jobs are
 //! dealt with in transactions that are short, in the order of their numbers; each deed is recorded in the transaction
 //! that does it.
 

@@ -63,7 +63,7 @@ impl Scope {
         }
     }
 
-    fn stored(scope: &str, name: String) -> Scope {
+    pub(crate) fn stored(scope: &str, name: String) -> Scope {
         if scope == "queue" { Scope::Queue(name) } else { Scope::Kind(name) }
     }
 

@@ -303,6 +303,82 @@ fn who_died_is_nobodys_runner_for_health_and_explain_alike() {
     assert!(needs.contains("no live runner handles it") && needs.contains("no runner is alive"), "{needs}");
 }
 
+/// Nobody is left to take it back.
+#[test]
+fn a_job_that_was_left_running_by_the_only_process_needs_attention() {
+    let (folder, _clock, store) = desk();
+    assert!(store.health().unwrap().is_fine());
+    let id = enqueue(&store, "a");
+    lease(&folder, id, 0);
+    let needs = store.health().unwrap().to_string();
+    assert!(needs.contains("no runner is alive") && needs.contains("left in processes that are gone"), "{needs}");
+}
+
+#[test]
+fn what_is_held_for_days_is_named_by_whatever_name_and_rule_it_is_held() {
+    #[derive(Serialize, Deserialize)]
+    struct New(u32);
+    impl Job for New {
+        const KIND: &'static str = "new";
+        const FORMER_KINDS: &'static [&'static str] = &["old"];
+        type Output = ();
+        fn key(&self) -> String {
+            self.0.to_string()
+        }
+    }
+    let (_folder, clock, store) = desk();
+    let runner = || Runner::builder(&store).handle(|_: New, _: &Context| Ok(()));
+    let drain = Drain::new(runner()).unwrap();
+    let codes = || store.health().unwrap().needs.iter().map(|need| need.code).collect::<Vec<_>>();
+    store.pause(Scope::kind("old"), "Ada").unwrap();
+    let _ = store.enqueue(&New(1)).unwrap();
+    drain.drain().unwrap();
+    clock.advance(Duration::from_secs(3 * 86_400));
+    assert_eq!(codes(), ["paused"]);
+    store.set_limit(Scope::kind("new"), Some(0), "Ada").unwrap();
+    store.unpause(Scope::kind("old"), "Ada").unwrap();
+    assert_eq!(codes(), ["late"]);
+    assert!(store.health().unwrap().to_string().contains("for a limit of none"));
+}
+
+#[test]
+fn an_empty_text_in_a_filter_narrows_no_replay() {
+    let (_folder, _clock, store) = desk();
+    enqueue(&store, "dead/1");
+    drain(&store);
+    let empty = [Filter::dead().key_prefix(""), Filter::dead().error_contains(""), Filter::all().at_least_attempts(0)];
+    for filter in empty {
+        let refused = store.replay(filter, Replay::new(), "Ada");
+        assert!(matches!(refused, Err(Error::ReplayRefused { .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_discarded_job_has_no_payload_in_the_record_of_deeds_either() {
+    let (folder, _clock, store) = desk();
+    let id = enqueue(&store, "dead/1");
+    drain(&store);
+    let fix = Replay::new().fix(|_| Ok(serde_json::json!({ "name": "dead/1", "minor": 2 })));
+    let deed = store.replay(id, fix, "Ada").unwrap().deed.unwrap();
+    assert!(store.payload_before(deed, id).unwrap().is_some());
+    drain(&store);
+    store.discard(id, "Ada").unwrap();
+    assert!(store.payload_before(deed, id).unwrap().is_none());
+    let kept = "SELECT count(*) FROM birkez_event_job WHERE payload IS NOT NULL";
+    assert_eq!(ask::<i64>(folder.path(), kept), 0);
+}
+
+#[test]
+fn the_last_hour_has_nothing_of_a_clock_that_was_ahead() {
+    let (_folder, clock, store) = desk();
+    clock.advance(Duration::from_secs(10 * 365 * 86_400));
+    enqueue(&store, "a");
+    drain(&store);
+    assert_eq!(store.stats().unwrap().total.rates.done, 1);
+    clock.set("2026-05-30T12:00:00Z".parse().unwrap());
+    assert_eq!(store.stats().unwrap().total.rates.done, 0);
+}
+
 #[test]
 fn a_copy_that_is_empty_or_not_there_is_refused_for_what_it_is() {
     let folder = TempStore::new().unwrap();

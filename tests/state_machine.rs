@@ -106,7 +106,8 @@ fn assert_agrees(seed: u64, steps: usize) -> Met {
 #[test]
 fn after_every_step_of_any_history_the_file_says_what_the_model_says() {
     let first = std::env::var("BIRKEZ_SEED").ok().and_then(|text| text.parse().ok());
-    let first = first.unwrap_or_else(|| fastrand::u64(..1 << 40));
+    // What every change must pass does not depend on chance; a search for more begins with another seed.
+    let first = first.unwrap_or(1);
     let (histories, steps) = (rounds("BIRKEZ_HISTORIES", 10), rounds("BIRKEZ_STEPS", 1_000));
     let next = std::sync::atomic::AtomicU64::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(4);

@@ -41,6 +41,7 @@ impl Store {
                 return Ok(None);
             }
             group.statement(sql::DISCARD)?.execute(params![job.id, group.now])?;
+            group.statement(sql::DROP_KEPT_PAYLOADS)?.execute([job.id])?;
             group.count(&job.kind, 3, -1);
             cancelled(group, job.id, &job.kind, &job.key);
             if let Some(line) = job.line() {

@@ -9,7 +9,7 @@ use super::Need;
 use super::schedules::{LATE, LONG_PAUSE, time};
 use crate::enqueue::text;
 use crate::failure::Class;
-use crate::hold::{limits_of, pauses_of};
+use crate::hold::{Scope, limits_of, pauses_of};
 use crate::job::instant;
 use crate::numbers::{KindStats, Numbers, Stats, count};
 use crate::owner::{Sign, lives};
@@ -77,26 +77,51 @@ fn waiting(tx: &Transaction<'_>, stats: &Stats, now: i64, schedules: &[ScheduleI
             );
             needs.push(Need::new("unhandled", Some(&kind.kind), text));
         }
-        let is_held = is_held_back(tx, kind)?;
-        if let Some(age) = oldest_ready.filter(|age| *age > TOO_LONG && !is_held) {
-            let text =
-                format!("the oldest ready job of kind {} could have run {} minutes ago", kind.kind, age.as_secs() / 60);
-            needs.push(Need::new("late", Some(&kind.kind), text));
-        }
+        needs.extend(late_of(tx, kind, oldest_ready)?);
     }
     let late = schedules.iter().filter(|schedule| schedule.due_since.is_some_and(|since| instant(now) - since > LATE));
     let late = late.count();
-    let is_alive = is_any_alive(tx, now)?;
-    if !is_alive && (stats.total.ready > 0 || late > 0) {
-        let text = format!("no runner is alive, while {} ready and {late} schedules are late", jobs(stats.total.ready));
+    let stranded = if is_any_alive(tx, now)? { None } else { Some(stranded(tx, now)?) };
+    if let Some(stranded) = stranded.filter(|stranded| stats.total.ready > 0 || late > 0 || *stranded > 0) {
+        let left =
+            if stranded > 0 { format!(", {} left in processes that are gone", jobs(stranded)) } else { String::new() };
+        let ready = jobs(stats.total.ready);
+        let text = format!("no runner is alive, while {ready} ready{left} and {late} schedules are late");
         needs.push(Need::new("no_runner", None, text));
     }
     Ok(needs)
 }
 
-/// Whether it is meant to wait: its kind or its queue is paused, or limited to none.
-fn is_held_back(tx: &Transaction<'_>, kind: &KindStats) -> rusqlite::Result<bool> {
-    Ok(!pauses_of(tx, &kind.kind)?.is_empty() || limits_of(tx, &kind.kind)?.iter().any(|limit| limit.most == 0))
+/// What waits too long. What is paused is meant to wait, and has a need of its own in time; so is what a limit lets not run
+/// at all, for a day.
+fn late_of(tx: &Transaction<'_>, kind: &KindStats, oldest: Option<Duration>) -> rusqlite::Result<Option<Need>> {
+    let Some(age) = oldest.filter(|age| *age > TOO_LONG) else { return Ok(None) };
+    if !pauses_of(tx, &kind.kind)?.is_empty() {
+        return Ok(None);
+    }
+    let name = &kind.kind;
+    let is_limited = limits_of(tx, name)?.iter().any(|limit| limit.most == 0);
+    let text = match is_limited {
+        true if age <= LONG_PAUSE.to_std().unwrap_or_default() => return Ok(None),
+        true => format!("the oldest job of kind {name} waits for {} hours for a limit of none", age.as_secs() / 3_600),
+        false => format!("the oldest ready job of kind {name} could have run {} minutes ago", age.as_secs() / 60),
+    };
+    Ok(Some(Need::new("late", Some(name), text)))
+}
+
+/// How many jobs are held by processes that are gone.
+fn stranded(tx: &Transaction<'_>, now: i64) -> rusqlite::Result<u64> {
+    let database = Path::new(tx.path().unwrap_or_default());
+    let mut ask = tx.prepare_cached(sql::HOLDERS)?;
+    let mut rows = ask.query([])?;
+    let mut stranded = 0;
+    while let Some(row) = rows.next()? {
+        let ended = row.get::<_, Option<i64>>(6)?.is_some();
+        if ended || !lives(&Sign::read(row, [1, 2, 3, 4, 5])?, database, now) {
+            stranded += count(row, 0)?;
+        }
+    }
+    Ok(stranded)
 }
 
 fn is_any_alive(tx: &Transaction<'_>, now: i64) -> rusqlite::Result<bool> {
@@ -117,9 +142,17 @@ fn paused(tx: &Transaction<'_>, stats: &Stats, now: i64) -> rusqlite::Result<Vec
     let mut needs = Vec::new();
     while let Some(row) = rows.next()? {
         let (scope, name, at): (String, String, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
-        let of_it = stats.kinds.iter().filter(|kind| (if scope == "kind" { &kind.kind } else { &kind.queue }) == &name);
-        let held: u64 = of_it.map(|kind| kind.numbers.ready + kind.numbers.behind).sum();
-        if held == 0 || instant(now) - instant(at) <= LONG_PAUSE {
+        if instant(now) - instant(at) <= LONG_PAUSE {
+            continue;
+        }
+        let paused = Scope::stored(&scope, name.clone());
+        let mut held = 0;
+        for kind in &stats.kinds {
+            if pauses_of(tx, &kind.kind)?.iter().any(|pause| pause.scope == paused) {
+                held += kind.numbers.ready + kind.numbers.behind;
+            }
+        }
+        if held == 0 {
             continue;
         }
         let why = text(row, 4)?.map_or(String::new(), |why| format!(" ({why})"));

@@ -81,7 +81,7 @@ pub(crate) fn read_stats(tx: &Transaction<'_>, now: i64, window: Duration) -> ru
     finished(tx, &mut kinds)?;
     waiting(tx, now, &mut kinds)?;
     running(tx, now, &mut kinds)?;
-    tallied(tx, slot_of(now.saturating_sub(millis(window))), &mut kinds)?;
+    tallied(tx, [slot_of(now.saturating_sub(millis(window))), slot_of(now)], &mut kinds)?;
     let mut stats = summed(kinds, &queues, &handled);
     stats.at = instant(now);
     stats.window = window;
@@ -205,8 +205,9 @@ fn running(tx: &Transaction<'_>, now: i64, kinds: &mut Kinds) -> rusqlite::Resul
     })
 }
 
-fn tallied(tx: &Transaction<'_>, from: i64, kinds: &mut Kinds) -> rusqlite::Result<()> {
-    kinds.each(tx, sql::TALLIED, [from], |numbers, row| {
+/// Up to now: what a clock that was ahead has stored is of no time yet.
+fn tallied(tx: &Transaction<'_>, slots: [i64; 2], kinds: &mut Kinds) -> rusqlite::Result<()> {
+    kinds.each(tx, sql::TALLIED, slots, |numbers, row| {
         let (what, bucket, n): (i64, i64, _) = (row.get(1)?, row.get(2)?, count(row, 3)?);
         match (what, bucket) {
             (0, _) => numbers.ranges[0].push((bucket, n)),

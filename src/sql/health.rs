@@ -17,6 +17,12 @@ WHERE ended_at IS NULL
   AND EXISTS (SELECT 1 FROM main.birkez_presence WHERE runner = runner.id AND until IS NULL)
 ORDER BY id";
 
+/// Who holds leases, how many, and what tells whether it lives.
+pub(crate) const HOLDERS: &str = "
+SELECT count(*), runner.uuid, runner.has_lock, runner.boot, runner.heard_at, runner.lease_ms, runner.ended_at
+FROM main.birkez_lease AS lease LEFT JOIN main.birkez_runner AS runner ON runner.id = lease.runner
+GROUP BY lease.runner";
+
 pub(crate) const MISSED_OF: &str = "
 SELECT count(*), coalesce(sum(count), 0), max(last) FROM main.birkez_missed INDEXED BY birkez_missed_attention
 WHERE attention = 1 AND schedule = (SELECT id FROM main.birkez_schedule WHERE name = ?1)";

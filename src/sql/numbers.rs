@@ -6,7 +6,7 @@ INSERT INTO main.birkez_tally (slot, kind, what, bucket, n) VALUES (?1, ?2, ?3, 
 ON CONFLICT (slot, kind, what, bucket) DO UPDATE SET n = n + excluded.n";
 
 pub(crate) const TALLIED: &str = "
-SELECT kind, what, bucket, sum(n) FROM main.birkez_tally WHERE slot >= ?1 GROUP BY kind, what, bucket
+SELECT kind, what, bucket, sum(n) FROM main.birkez_tally WHERE slot >= ?1 AND slot <= ?2 GROUP BY kind, what, bucket
 ORDER BY kind, what, bucket";
 
 pub(crate) const QUEUES: &str = "SELECT kind, queue FROM main.birkez_kind";

@@ -11,6 +11,10 @@ ON CONFLICT (what) DO UPDATE SET at = excluded.at, place = excluded.place";
 /// Only while nobody else has taken it over.
 pub(crate) const KEEP_TURN: &str = "UPDATE main.birkez_upkeep SET at = ?3, place = ?4 WHERE what = ?1 AND at = ?2";
 
+/// When a process was heard of last, of those that began before a time.
+pub(crate) const HEARD_BEFORE: &str =
+    "SELECT max(heard_at) FROM main.birkez_runner WHERE started_at <= ?1 AND heard_at <= ?1";
+
 // ---- finished jobs
 
 /// What is there of each job that could go. Nothing is said of those that are not finished.

@@ -125,7 +125,16 @@ impl Filter {
 
     /// Whether it leaves out nothing but by state.
     pub(crate) fn names_only_state(&self) -> bool {
-        Filter { state: None, ..self.clone() } == Filter::default()
+        // An empty text, such as of a field that nobody has filled in, leaves out nothing.
+        let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let rest = Filter {
+            state: None,
+            key_prefix: said(&self.key_prefix),
+            error: said(&self.error),
+            least_attempts: self.least_attempts.filter(|attempts| *attempts > 0),
+            ..self.clone()
+        };
+        rest == Filter::default()
     }
 
     /// The condition, for a table `job` joined with `lease`, and the values of its parameters.

@@ -7,9 +7,10 @@
 
 use std::time::Duration;
 
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::UPKEEP;
+use super::retention::FIRST_TIME;
 use crate::clock::millis;
 use crate::error::Result;
 use crate::pen::{Group, Mode};
@@ -32,6 +33,17 @@ struct Known {
 }
 
 impl Known {
+    /// What the file says. One that was in use before it kept the time knows when a process was last heard of.
+    fn of(file: &Connection, now: i64) -> rusqlite::Result<Option<Known>> {
+        let stored = file.prepare_cached(sql::UPKEEP)?.query_row([CLOCK], Known::read).optional()?;
+        if stored.is_some() {
+            return Ok(stored);
+        }
+        let before = now.saturating_sub(millis(JUMP));
+        let heard: Option<i64> = file.prepare_cached(sql::HEARD_BEFORE)?.query_row([before], |row| row.get(0))?;
+        Ok(heard.filter(|&at| at >= FIRST_TIME).map(|believed| Known { believed, noted: 0 }))
+    }
+
     fn read(row: &Row<'_>) -> rusqlite::Result<Known> {
         Ok(Known { believed: row.get(0)?, noted: row.get(1)? })
     }
@@ -40,10 +52,14 @@ impl Known {
 /// The time that counts, and what is to be known from now on, if that has changed.
 fn believe(known: Option<Known>, now: i64) -> (i64, Option<Known>) {
     let fresh = Some(Known { believed: now, noted: 0 });
+    // A clock that is behind makes nothing old. What is known stays: it may begin so at each start of the machine.
+    if now < FIRST_TIME || known.is_some_and(|known| now < known.believed) {
+        return (now, None);
+    }
     let Some(Known { believed, noted }) = known else { return (now, fresh) };
     let trusted = believed.saturating_add(millis(JUMP));
     if now <= trusted {
-        let is_news = noted != 0 || now < believed || now >= believed.saturating_add(millis(NOTED));
+        let is_news = noted != 0 || now >= believed.saturating_add(millis(NOTED));
         return (now, fresh.filter(|_| is_news));
     }
     if noted != 0 && (millis(STOOD)..).contains(&now.saturating_sub(noted)) {
@@ -56,9 +72,7 @@ fn believe(known: Option<Known>, now: i64) -> (i64, Option<Known>) {
 /// The time that counts for what is removed by itself.
 pub(super) fn believed_time(store: &Store) -> Result<i64> {
     let now = store.inner.clock.wall();
-    let known = store.read("reading which time was believed last", |tx| {
-        tx.prepare_cached(sql::UPKEEP)?.query_row([CLOCK], Known::read).optional()
-    })?;
+    let known = store.read("reading which time was believed last", |tx| Known::of(tx, now))?;
     let (time, news) = believe(known, now);
     if news.is_some() {
         store.inner.pen.write(UPKEEP, Mode::default(), |group| Ok(note_time(group)?))?;
@@ -68,7 +82,7 @@ pub(super) fn believed_time(store: &Store) -> Result<i64> {
 
 /// Notes the time, if that is news: in a transaction that is written anyway, as at a runner's start.
 pub(crate) fn note_time(group: &mut Group<'_>) -> rusqlite::Result<()> {
-    let known = group.statement(sql::UPKEEP)?.query_row([CLOCK], Known::read).optional()?;
+    let known = Known::of(group.tx(), group.now)?;
     if let (_, Some(Known { believed, noted })) = believe(known, group.now) {
         group.statement(sql::TAKE_TURN)?.execute(params![CLOCK, believed, noted])?;
         group.quiet += 1;
@@ -111,8 +125,15 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_set_back_is_believed_at_once_since_nothing_is_old_by_it() {
-        assert_eq!(believe(known(T, 0), 5), (5, known(5, 0)));
+    fn a_clock_that_is_behind_makes_nothing_old_and_nothing_forgotten() {
+        assert_eq!(believe(known(T, 0), 5), (5, None));
+        assert_eq!(believe(known(T, 0), T - DAY), (T - DAY, None));
+        assert_eq!(believe(None, 5), (5, None));
+        // As at each start of a machine without a battery.
+        let next = T + 20 * DAY;
+        assert_eq!(believe(known(T, 0), next), (T + 2 * DAY, known(T, next)));
+        assert_eq!(believe(known(T, next), 5), (5, None));
+        assert_eq!(believe(known(T, next), next + 20 * DAY), (next + 20 * DAY, known(next + 20 * DAY, 0)));
     }
 
     #[test]

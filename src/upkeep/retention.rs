@@ -215,7 +215,7 @@ impl Retention {
 }
 
 /// A time before this, the first of 2025, is that of a machine which did not know it: it tells no age.
-const FIRST_TIME: i64 = 1_735_689_600_000;
+pub(super) const FIRST_TIME: i64 = 1_735_689_600_000;
 
 /// The finished states, as they are stored.
 pub(super) const FINISHED: [i64; 3] = [2, 3, 4];

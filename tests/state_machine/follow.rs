@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use birkez::rusqlite::Connection;
 
 use crate::file::{self, Held};
-use crate::model::{Job, Lease, Model, Outcome};
+use crate::model::{Answer, Job, Lease, Model, Outcome};
 use crate::order;
 
 /// What the file shows.
@@ -90,6 +90,21 @@ fn give_back(model: &mut Model, seen: &Seen, runner: i64) -> Result<(), String> 
     let held = held.filter(|(job, lease)| !is_held(seen, job.id, lease.token));
     let held: Vec<(i64, i64)> = held.map(|(job, lease)| (job.id, lease.token)).collect();
     held.into_iter().try_for_each(|(id, token)| model.settle(id, token, &Outcome::GivenBack))
+}
+
+/// What was claimed, has not started, and is paused or to stop meanwhile is given back in the next transaction of whoever
+/// claimed it, which may be the one that answers.
+pub fn is_on_its_way_back(model: &Model, given: &Answer, wanted: &Answer) -> bool {
+    let (Answer::Existing { id, state, compared }, Answer::Existing { id: same, state: "running", compared: alike }) =
+        (given, wanted)
+    else {
+        return false;
+    };
+    let Some(job) = model.jobs.get(id) else { return false };
+    let Some(lease) = job.lease.as_ref().filter(|lease| !lease.is_started) else { return false };
+    let back = if lease.cancel { "cancelled" } else { "waiting" };
+    let must = lease.cancel || model.paused.contains(job.kind.name);
+    id == same && compared == alike && must && *state == back
 }
 
 fn is_held(seen: &Seen, id: i64, token: i64) -> bool {

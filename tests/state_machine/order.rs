@@ -49,8 +49,9 @@ pub fn judge(
         };
         let first = waiting.iter().find(comes_first);
         if let Some(first) = first {
-            // A turn goes by the level, and beside another claim not always to the oldest of the level.
-            let is_turn = first.priority > job.priority || first.priority == job.priority && claimed.len() > 1;
+            // A turn goes by the level, and not always to the oldest of it: that one may have been chosen already, and
+            // have made room for the turn.
+            let is_turn = first.priority >= job.priority;
             if first.is_suspect() || !is_turn || passed + EARLY < PATIENCE {
                 return Err(format!(
                     "job {id} was claimed before job {}, {passed} after the last turn: {job:?} {first:?}",
