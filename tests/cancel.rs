@@ -72,8 +72,8 @@ fn child_role() {
             let store = Store::builder(given("FILE")).lease(Duration::from_secs(1)).open().unwrap();
             let handler = |work: Work, cx: &Context| {
                 tell(&work.name);
-                while work.name == "stays" {
-                    std::thread::sleep(Duration::from_secs(1));
+                if work.name == "stays" {
+                    std::thread::sleep(common::PATIENCE);
                 }
                 until_stopped(work, cx)
             };

@@ -49,6 +49,8 @@ pub fn follow(model: &mut Model, seen: &Seen, runner: i64, looked: bool, is_firs
     loop {
         if let Some(id) = seen.superseded.iter().find(|id| is_called_off(model, **id)) {
             moved_up.extend(model.supersede(*id)?);
+            // It was chosen before it was called off, and counts among those in front of a lower priority.
+            model.runners.entry(runner).or_default().passed += 1;
             followed.superseded += 1;
         } else if let Some(id) = next_undecodable(model, seen, runner) {
             followed.undecodable += 1;

@@ -19,7 +19,7 @@ pub fn judge(
     claimed: &[i64],
     moved_up: &BTreeSet<i64>,
 ) -> Result<BTreeSet<i64>, String> {
-    let may_run = |job: &&Job| job.is_claimable() && !model.paused.contains(job.kind.name);
+    let may_run = |job: &&Job| job.is_claimable() && !model.paused.contains(job.kind.name) && !model.is_superseded(job);
     let waiting: Vec<_> = model.jobs.values().filter(may_run).filter(|job| !moved_up.contains(&job.id)).collect();
     let mut turns = BTreeSet::new();
     let known = model.runners.get(&runner).cloned().unwrap_or_default();
@@ -59,7 +59,8 @@ pub fn judge(
                 ));
             }
             turns.insert(*id);
-            (passed, in_front) = (0, 0);
+            // What was claimed in front beyond that counts for the next turn.
+            (passed, in_front) = (passed.saturating_sub(PATIENCE), 0);
         } else {
             let lower = |other: &&&Job| other.priority < job.priority && !other.is_suspect();
             let starved = waiting.iter().find(lower);
