@@ -231,7 +231,10 @@ impl StoreBuilder {
             match (mode, pages) {
                 // A backup is no WAL file, so that it can be read anywhere; the one that it was made of was.
                 (Some(mode), Some(pages))
-                    if pages > 0 && !self.switch_to_wal && !is_copy(connection).map_err(explain)? =>
+                    if pages > 0
+                        && !self.switch_to_wal
+                        && has_tables(connection).map_err(explain)?
+                        && !is_copy(connection).map_err(explain)? =>
                 {
                     return Err(Error::NotWal { path: path.clone(), mode });
                 }
@@ -253,6 +256,13 @@ impl StoreBuilder {
             std::thread::sleep(SWITCH_PAUSE);
         }
     }
+}
+
+/// Whether somebody's tables are in it. A file with pages and none is one that another process is making: how freed pages are
+/// given back is written into it before its mode.
+fn has_tables(connection: &Connection) -> rusqlite::Result<bool> {
+    let found = connection.query_row("SELECT EXISTS (SELECT 1 FROM main.sqlite_schema)", [], |row| row.get(0));
+    Ok(found.map(Some).or_else(busy_is_none)?.unwrap_or(false))
 }
 
 fn journal_mode(connection: &Connection, pragma: &str) -> rusqlite::Result<Option<String>> {
