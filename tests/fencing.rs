@@ -224,7 +224,7 @@ fn a_writer_that_holds_the_lock_for_most_of_each_lease_costs_nobody_a_lease() {
     log.note("go on");
     wait_until("it is done", || is_done(&store, "pay", "pay-1"));
     assert_eq!(log.count("here starts"), 0, "{:?}", log.lines());
-    assert_eq!(log.count("away commits pay-1: ok, cancelled false"), 1, "{:?}", log.lines());
+    wait_until("it has said so", || log.count("away commits pay-1: ok, cancelled false") == 1);
     assert_eq!(ask::<u32>(folder.path(), gone), 0);
     drop(watchers);
 }
